@@ -1,0 +1,19 @@
+//! Memory for links made of posted writes.
+//!
+//! A leaf crate: it knows lines, stores per memory type, mapped regions and the clock, and nothing of
+//! bridges or rings.
+//!
+//! - [`sync`]: the one module that process-local atomics, fences and spin hints go through.
+//! - [`line`]: the 64-byte line, unit of everything that crosses a link.
+//! - [`store`]: how a line is stored to each kind of memory, and what the processor offers for it.
+//! - [`region`]: mapped memory that another party writes: allocation, views, revocation.
+//! - [`cpu`]: the processor features that stores depend on, injectable for tests.
+//!
+//! Memory that a peer or a device writes is never a slice or a reference here: it is read and written
+//! through atomics of fixed width ([`region::View`]) or through the store routines.
+
+pub mod cpu;
+pub mod line;
+pub mod region;
+pub mod store;
+pub mod sync;

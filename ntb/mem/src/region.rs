@@ -1,0 +1,462 @@
+//! Mapped memory that another party writes or reads: allocation, views, revocation.
+//!
+//! A [`Region`] is shared memory without a name: a memory file descriptor, sealed against resizing, so
+//! that neither a crash leaves anything behind nor a peer that holds the descriptor can shrink it and
+//! make an access fault.
+
+#![allow(unsafe_code, reason = "mmap, and atomics over mapped memory")]
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    io::Errno,
+    mm::{MapFlags, ProtFlags},
+};
+
+use crate::line::{LINE_BYTES, LINE_WORDS, Line};
+
+/// Which pages a region may stand on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Pages {
+    /// Huge pages where the pool has enough of them, otherwise normal ones.
+    #[default]
+    HugeIfAny,
+    /// Normal pages only.
+    Normal,
+    /// Huge pages or an error.
+    Huge,
+}
+
+/// Why memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// A size of zero, or one that is not a whole number of lines.
+    #[error("a region of {bytes} bytes was asked for: the size must be a non-zero multiple of 64")]
+    BadSize {
+        /// Bytes asked for.
+        bytes: u64,
+    },
+    /// Huge pages were required and the pool has too few.
+    #[error(
+        "{needed} bytes of huge pages are needed, {free} bytes are free ({errno}): reserve more with \
+         'sysctl vm.nr_hugepages=N' or allow normal pages"
+    )]
+    NoHugePages {
+        /// Bytes needed, rounded up to whole huge pages.
+        needed: u64,
+        /// Bytes free in the pool of default-sized huge pages.
+        free: u64,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// The kernel refused a step.
+    #[error("{step} of {bytes} bytes failed: {errno}")]
+    Kernel {
+        /// The system call.
+        step: &'static str,
+        /// Bytes asked for.
+        bytes: u64,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// A descriptor handed over by a peer is not memory that is safe to map.
+    #[error("the peer's memory descriptor is refused: {why}")]
+    BadDescriptor {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// A shared mapping of memory that other processes or devices access at the same time.
+#[derive(Debug)]
+pub struct Region {
+    map: Map,
+    fd: OwnedFd,
+    page_bytes: u64,
+}
+
+#[derive(Debug)]
+struct Map {
+    ptr: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; all access goes through atomics or the store
+// routines, which are sound from any thread.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: ptr and len are those of a mapping made in `Region::map` and not unmapped since; views hold an
+        // `Arc` of the region, so none is left.
+        let _ = unsafe { rustix::mm::munmap(self.ptr.cast(), self.len) };
+    }
+}
+
+impl Region {
+    /// Allocates `bytes` (a multiple of 64, rounded up to whole pages) of unnamed shared memory, filled with zeros.
+    ///
+    /// Pages are touched by nobody here: a large region costs no time until it is used. Huge pages are reserved by
+    /// the kernel at this point or refused; they are never over-committed.
+    pub fn allocate(bytes: u64, pages: Pages) -> Result<Self, RegionError> {
+        if bytes == 0 || !bytes.is_multiple_of(LINE_BYTES as u64) {
+            return Err(RegionError::BadSize { bytes });
+        }
+        let mut refusal = None;
+        if pages != Pages::Normal {
+            match Self::allocate_huge(bytes) {
+                Ok(region) => return Ok(region),
+                Err(e) if pages == Pages::Huge => return Err(e),
+                Err(e) => refusal = Some(e),
+            }
+        }
+        let _ = refusal; // normal pages are the documented second choice
+        let page = rustix::param::page_size() as u64;
+        let bytes = bytes.next_multiple_of(page);
+        Self::create(bytes, page, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+    }
+
+    fn allocate_huge(bytes: u64) -> Result<Self, RegionError> {
+        let (page, free_pages) = huge_pages();
+        let needed = bytes.next_multiple_of(page);
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        if free_pages.saturating_mul(page) < needed {
+            return Err(RegionError::NoHugePages {
+                needed,
+                free: free_pages * page,
+                errno: Errno::NOMEM,
+            });
+        }
+        Self::create(needed, page, flags).map_err(|e| match e {
+            RegionError::Kernel { errno, .. } => RegionError::NoHugePages {
+                needed,
+                free: free_pages * page,
+                errno,
+            },
+            other => other,
+        })
+    }
+
+    fn create(bytes: u64, page_bytes: u64, flags: MemfdFlags) -> Result<Self, RegionError> {
+        let kernel = |step| move |errno| RegionError::Kernel { step, bytes, errno };
+        let fd = rustix::fs::memfd_create("ntb-region", flags).map_err(kernel("memfd_create"))?;
+        rustix::fs::ftruncate(&fd, bytes).map_err(kernel("ftruncate"))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+            .map_err(kernel("sealing"))?;
+        let map = Self::map(&fd, bytes)?;
+        Ok(Self { map, fd, page_bytes })
+    }
+
+    /// Maps memory that a peer handed over as a descriptor.
+    ///
+    /// The descriptor must be a memory file sealed against shrinking, and at least `bytes` long: otherwise its owner
+    /// could make every access fault, so it is refused.
+    pub fn from_peer(fd: OwnedFd, bytes: u64) -> Result<Self, RegionError> {
+        if bytes == 0 || !bytes.is_multiple_of(LINE_BYTES as u64) {
+            return Err(RegionError::BadSize { bytes });
+        }
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| RegionError::BadDescriptor {
+            why: "it is not a memory file",
+        })?;
+        if !seals.contains(SealFlags::SHRINK) {
+            return Err(RegionError::BadDescriptor {
+                why: "it is not sealed against shrinking",
+            });
+        }
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Kernel {
+            step: "fstat",
+            bytes,
+            errno,
+        })?;
+        if u64::try_from(stat.st_size).unwrap_or(0) < bytes {
+            return Err(RegionError::BadDescriptor {
+                why: "it is shorter than announced",
+            });
+        }
+        let page_bytes = u64::try_from(stat.st_blksize)
+            .unwrap_or(0)
+            .max(rustix::param::page_size() as u64);
+        let map = Self::map(&fd, bytes)?;
+        Ok(Self { map, fd, page_bytes })
+    }
+
+    fn map(fd: &OwnedFd, bytes: u64) -> Result<Map, RegionError> {
+        let len = usize::try_from(bytes).map_err(|_| RegionError::BadSize { bytes })?;
+        // SAFETY: a new mapping at an address the kernel chooses; nothing of ours lies there.
+        let ptr = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                fd.as_fd(),
+                0,
+            )
+        }
+        .map_err(|errno| RegionError::Kernel {
+            step: "mmap",
+            bytes,
+            errno,
+        })?;
+        Ok(Map { ptr: ptr.cast(), len })
+    }
+
+    /// Length in bytes of what is mapped.
+    pub fn bytes(&self) -> u64 {
+        self.map.len as u64
+    }
+
+    /// Size in bytes of the pages it stands on.
+    pub fn page_bytes(&self) -> u64 {
+        self.page_bytes
+    }
+
+    /// The descriptor to hand to another process. What it gives away is the whole region.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// First byte of the mapping. Valid as long as the region; never to be made a reference or a slice.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.map.ptr
+    }
+
+    /// Lets go of the memory behind the mapping while others may still be storing to it.
+    ///
+    /// The address range stays valid and turns into private memory of this process that nobody else sees: late stores
+    /// land harmlessly, late loads give zeros. The other party's pages are released at once.
+    pub fn revoke(&self) -> Result<(), RegionError> {
+        // SAFETY: replaces exactly our own mapping in place; users hold raw addresses only, which stay valid, and
+        // the kernel makes the exchange atomic towards other threads' page faults.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.map.ptr.cast(),
+                self.map.len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
+        }
+        .map(drop)
+        .map_err(|errno| RegionError::Kernel {
+            step: "revoking mmap",
+            bytes: self.bytes(),
+            errno,
+        })
+    }
+
+    /// A checked window onto the whole region.
+    pub fn view(self: &Arc<Self>) -> View {
+        View {
+            base: self.map.ptr.cast(),
+            words: self.map.len / 8,
+            _region: Arc::clone(self),
+        }
+    }
+}
+
+/// Size in bytes of the default huge page and how many are free, by the kernel's own account; free is zero where
+/// that cannot be read.
+pub fn huge_pages() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        text.lines()
+            .find_map(|l| l.strip_prefix(name))
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+    };
+    let page = field("Hugepagesize:")
+        .unwrap_or(2048)
+        .saturating_mul(1024)
+        .max(4096);
+    // Reserved pages are promised to mappings that have not touched them yet.
+    let free = field("HugePages_Free:")
+        .unwrap_or(0)
+        .saturating_sub(field("HugePages_Rsvd:").unwrap_or(0));
+    (page, free)
+}
+
+/// A bounds-checked window onto a [`Region`], in 64-bit words. Keeps the region mapped.
+///
+/// Another party may change any word at any time; each load gives one moment's value of one word.
+#[derive(Clone, Debug)]
+pub struct View {
+    base: *mut u64,
+    words: usize,
+    _region: Arc<Region>,
+}
+
+// SAFETY: all access is by atomics; the region is kept alive by the `Arc`.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// Length in 64-bit words.
+    #[inline]
+    pub fn words(&self) -> usize {
+        self.words
+    }
+
+    /// Length in whole lines.
+    #[inline]
+    pub fn lines(&self) -> u64 {
+        (self.words / LINE_WORDS) as u64
+    }
+
+    /// The part of this view from line `first`, `lines` long; `None` when it does not fit.
+    pub fn part(&self, first: u64, lines: u64) -> Option<Self> {
+        let end = first.checked_add(lines)?;
+        if end > self.lines() {
+            return None;
+        }
+        // In range of the mapping, whose length is a usize.
+        let skip = first as usize * LINE_WORDS;
+        Some(Self {
+            base: self.base.wrapping_add(skip),
+            words: lines as usize * LINE_WORDS,
+            _region: Arc::clone(&self._region),
+        })
+    }
+
+    /// Address of the first word: for store routines and devices, never for references.
+    #[inline(always)]
+    pub fn as_ptr(&self) -> *mut u64 {
+        self.base
+    }
+
+    #[inline(always)]
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < self.words, "word outside the view");
+        // SAFETY: in bounds by the line above, 8-byte aligned since mappings are page-aligned, mapped as long as
+        // `_region` lives, and only ever accessed atomically or by store routines.
+        unsafe { AtomicU64::from_ptr(self.base.add(index)) }
+    }
+
+    /// Loads word `index` with `order` (relaxed or acquire).
+    ///
+    /// # Panics
+    /// When `index` is not below [`View::words`]: indexes are computed by this program and masked, never taken from
+    /// a peer.
+    #[inline(always)]
+    pub fn load(&self, index: usize, order: Ordering) -> u64 {
+        u64::from_le(self.word(index).load(order))
+    }
+
+    /// Stores word `index`.
+    ///
+    /// # Panics
+    /// As for [`View::load`].
+    #[inline(always)]
+    pub fn store(&self, index: usize, value: u64, order: Ordering) {
+        self.word(index).store(value.to_le(), order);
+    }
+
+    /// Copies the line out, word 7 first and with acquire: if it is the new one, so are the others.
+    ///
+    /// # Panics
+    /// When `line` is not below [`View::lines`].
+    #[inline(always)]
+    pub fn load_line(&self, line: u64) -> Line {
+        let base = line as usize * LINE_WORDS;
+        let mut out = Line::ZERO;
+        out.0[LINE_WORDS - 1] = self.load(base + LINE_WORDS - 1, Ordering::Acquire);
+        for i in 0..LINE_WORDS - 1 {
+            out.0[i] = self.load(base + i, Ordering::Relaxed);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroed_shared_and_sealed() {
+        let region = Arc::new(Region::allocate(64, Pages::Normal).unwrap());
+        assert!(region.bytes() >= 4096);
+        let view = region.view();
+        assert!((0..view.words()).all(|i| view.load(i, Ordering::Relaxed) == 0));
+        assert!(
+            rustix::fs::ftruncate(region.descriptor(), 0).is_err(),
+            "a peer could shrink it"
+        );
+        let other = Arc::new(
+            Region::from_peer(region.descriptor().try_clone_to_owned().unwrap(), region.bytes()).unwrap(),
+        );
+        view.store(9, 77, Ordering::Release);
+        assert_eq!(other.view().load(9, Ordering::Acquire), 77);
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        for bytes in [0, 1, 63, 65] {
+            assert!(matches!(
+                Region::allocate(bytes, Pages::Normal),
+                Err(RegionError::BadSize { bytes: b }) if b == bytes
+            ));
+        }
+        let e = Region::allocate(1 << 62, Pages::Normal).unwrap_err().to_string();
+        assert!(e.contains(&(1u64 << 62).to_string()), "{e}");
+    }
+
+    #[test]
+    fn a_peer_descriptor_that_could_fault_is_refused() {
+        let plain = rustix::fs::memfd_create("t", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(matches!(
+            Region::from_peer(plain, 4096),
+            Err(RegionError::BadDescriptor { .. })
+        ));
+        let (r, _w) = rustix::pipe::pipe().unwrap();
+        assert!(matches!(
+            Region::from_peer(r, 4096),
+            Err(RegionError::BadDescriptor { .. })
+        ));
+        let short = Region::allocate(4096, Pages::Normal).unwrap();
+        let fd = short.descriptor().try_clone_to_owned().unwrap();
+        assert!(matches!(
+            Region::from_peer(fd, 1 << 20),
+            Err(RegionError::BadDescriptor { .. })
+        ));
+    }
+
+    #[test]
+    fn revoked_memory_stays_addressable_and_is_no_longer_shared() {
+        let region = Arc::new(Region::allocate(4096, Pages::Normal).unwrap());
+        let other = Arc::new(
+            Region::from_peer(region.descriptor().try_clone_to_owned().unwrap(), region.bytes()).unwrap(),
+        );
+        let (mine, theirs) = (region.view(), other.view());
+        theirs.store(0, 1, Ordering::Relaxed);
+        other.revoke().unwrap();
+        theirs.store(0, 2, Ordering::Relaxed);
+        assert_eq!(mine.load(0, Ordering::Relaxed), 1);
+        assert_eq!(theirs.load(1, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn parts_stay_inside() {
+        let region = Arc::new(Region::allocate(4096, Pages::Normal).unwrap());
+        let view = region.view();
+        assert_eq!(view.part(60, 4).unwrap().lines(), 4);
+        assert!(view.part(60, 5).is_none());
+        assert!(view.part(u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "word outside the view")]
+    fn loads_outside_panic_before_they_touch_memory() {
+        let region = Arc::new(Region::allocate(4096, Pages::Normal).unwrap());
+        let view = region.view();
+        view.load(view.words(), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,205 @@
+//! How a line reaches memory, one routine per memory type.
+//!
+//! | routine | for | order it gives |
+//! | --- | --- | --- |
+//! | [`write_back`] | coherent memory of this machine | words 0 to 6, then word 7 with release |
+//! | [`combined`] | write-combining windows | none between lines until [`drain`]; a whole line leaves as one write where a buffer is not evicted early |
+//! | [`direct`] | windows, on processors with `movdir64b` | the line is one write, never split; none between lines until [`drain`] |
+//! | [`uncached8`] | uncached windows | eight 8-byte writes, ascending |
+//!
+//! Every store is naturally aligned and of fixed width (8, 16, 32 or 64 bytes); no library copy routine
+//! touches the destination.
+
+#![allow(
+    unsafe_code,
+    reason = "stores through raw pointers to memory that another party reads or writes"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+
+use crate::line::{LINE_WORDS, Line};
+
+/// Stores a line to write-back memory: the first seven words in any order, then the last with release.
+///
+/// Pairs with a reader's acquire load of word 7: who sees the new word 7 sees the other seven.
+///
+/// # Safety
+/// `dst` points to 64 mapped, writable bytes, aligned to 64, to which no Rust reference exists.
+#[inline(always)]
+pub unsafe fn write_back(dst: *mut u64, line: &Line) {
+    for i in 0..LINE_WORDS - 1 {
+        // SAFETY: i < 8 and the caller vouches for 64 aligned bytes.
+        unsafe { AtomicU64::from_ptr(dst.add(i)) }.store(line.0[i].to_le(), Ordering::Relaxed);
+    }
+    // SAFETY: as above.
+    unsafe { AtomicU64::from_ptr(dst.add(LINE_WORDS - 1)) }
+        .store(line.0[LINE_WORDS - 1].to_le(), Ordering::Release);
+}
+
+/// Stores a line to an uncached window as eight 8-byte writes, in ascending order.
+///
+/// # Safety
+/// As for [`write_back`].
+#[inline(always)]
+pub unsafe fn uncached8(dst: *mut u64, line: &Line) {
+    for i in 0..LINE_WORDS {
+        // SAFETY: i < 8 and the caller vouches for 64 aligned bytes; volatile, since each store is a bus write.
+        unsafe { dst.add(i).write_volatile(line.0[i].to_le()) };
+    }
+}
+
+/// Stores a line to write-combining memory with the widest streaming stores that `wide` allows.
+///
+/// The line may sit in a combining buffer until [`drain`].
+///
+/// # Safety
+/// As for [`write_back`]; and the processor has the features that `wide` names.
+#[inline(always)]
+pub unsafe fn combined(dst: *mut u64, line: &Line, wide: Width) {
+    match wide {
+        #[cfg(target_arch = "x86_64")]
+        Width::Bytes64 => {
+            // SAFETY: the caller vouches for the destination and for AVX-512F.
+            unsafe { combined64(dst, line) };
+        }
+        #[cfg(target_arch = "x86_64")]
+        Width::Bytes8 => {
+            for i in 0..LINE_WORDS {
+                // SAFETY: i < 8 and the caller vouches for 64 aligned bytes; `movnti` is part of x86-64.
+                unsafe {
+                    std::arch::asm!(
+                        "movnti [{dst}], {word}",
+                        dst = in(reg) dst.add(i),
+                        word = in(reg) line.0[i],
+                        options(nostack, preserves_flags)
+                    );
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        // SAFETY: the caller's promises are those of `uncached8`.
+        _ => unsafe { uncached8(dst, line) },
+    }
+}
+
+/// # Safety
+/// As for [`combined`] with [`Width::Bytes64`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+unsafe fn combined64(dst: *mut u64, line: &Line) {
+    use std::arch::x86_64::{_mm512_load_si512, _mm512_stream_si512};
+    // SAFETY: `Line` is 64-byte aligned, and the caller vouches for the destination.
+    unsafe { _mm512_stream_si512(dst.cast(), _mm512_load_si512(line.0.as_ptr().cast())) };
+}
+
+/// Stores a line as one 64-byte direct store (`movdir64b`).
+///
+/// # Safety
+/// As for [`write_back`]; and the processor has `movdir64b` ([`crate::cpu::CpuFeatures`]).
+#[inline(always)]
+pub unsafe fn direct(dst: *mut u64, line: &Line) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for the destination and the feature. The instruction is spelt in bytes,
+    // since assemblers older than it are still in use: movdir64b rax, [rdx].
+    unsafe {
+        std::arch::asm!(
+            ".byte 0x66, 0x0f, 0x38, 0xf8, 0x02",
+            in("rax") dst,
+            in("rdx") line.0.as_ptr(),
+            options(nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    // SAFETY: the caller's promises are those of `uncached8`.
+    unsafe {
+        uncached8(dst, line);
+    }
+}
+
+/// Width of the streaming stores that [`combined`] uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// One AVX-512 store a line: fills a combining buffer at once.
+    Bytes64,
+    /// Eight `movnti` a line: any x86-64 processor.
+    Bytes8,
+}
+
+impl Width {
+    /// The widest that `cpu` has.
+    pub fn widest(cpu: crate::cpu::CpuFeatures) -> Self {
+        if cpu.avx512f { Self::Bytes64 } else { Self::Bytes8 }
+    }
+}
+
+/// Everything stored before is on its way, and ahead of anything stored after: drains the combining
+/// buffers and orders streaming and direct stores (`sfence`).
+#[inline(always)]
+pub fn drain() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: `sfence` has no operands and is part of x86-64.
+    unsafe {
+        std::arch::asm!("sfence", options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+/// Plain stores before are visible before plain stores after, to whoever reads with acquire
+/// (write-back memory only; [`drain`] for the rest).
+#[inline(always)]
+pub fn order_write_back() {
+    std::sync::atomic::fence(Ordering::Release);
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// Asks for a line in exclusive state, ahead of a store to it (write-back memory; a hint, never a fault).
+///
+/// # Safety
+/// None in practice, since prefetches do not fault; `ptr` should lie in a mapping so that the hint is of use.
+#[inline(always)]
+pub unsafe fn prefetch_for_store(ptr: *const u64) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: PREFETCHW does not fault and changes no architectural state.
+    unsafe {
+        std::arch::asm!("prefetchw [{p}]", p = in(reg) ptr, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = ptr;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::CpuFeatures;
+
+    fn check(store: impl Fn(*mut u64, &Line)) {
+        let mut target = [Line([0x5555_5555_5555_5555; 8]); 3];
+        let line = Line(std::array::from_fn(|i| 0x0102_0304_0506_0708 * (i as u64 + 1)));
+        let base = target.as_mut_ptr().cast::<u64>();
+        store(base.wrapping_add(8), &line);
+        drain();
+        assert_eq!(target[1], line);
+        assert_eq!(target[0], Line([0x5555_5555_5555_5555; 8]));
+        assert_eq!(target[2], Line([0x5555_5555_5555_5555; 8]));
+    }
+
+    #[test]
+    fn every_routine_stores_exactly_its_line() {
+        let cpu = CpuFeatures::detect();
+        // SAFETY: the middle element of a local array of lines, no reference alive meanwhile; feature present.
+        check(|p, l| unsafe { write_back(p, l) });
+        // SAFETY: the middle element of a local array of lines, no reference alive meanwhile; feature present.
+        check(|p, l| unsafe { uncached8(p, l) });
+        // SAFETY: the middle element of a local array of lines, no reference alive meanwhile; feature present.
+        check(|p, l| unsafe { combined(p, l, Width::Bytes8) });
+        if cpu.avx512f {
+            // SAFETY: the middle element of a local array of lines, no reference alive meanwhile; feature present.
+            check(|p, l| unsafe { combined(p, l, Width::Bytes64) });
+        }
+        if cpu.movdir64b {
+            // SAFETY: the middle element of a local array of lines, no reference alive meanwhile; feature present.
+            check(|p, l| unsafe { direct(p, l) });
+        }
+    }
+}
