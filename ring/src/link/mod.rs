@@ -1,0 +1,3 @@
+//! What a ring needs of a transport.
+
+pub mod engine;
