@@ -135,3 +135,71 @@ impl StoreEngine for WriteBack {
     #[inline(always)]
     fn flush(&mut self) {}
 }
+
+/// An engine chosen at run time. The write-back one is dispatched without a virtual call, since it is the one whose
+/// cost is measured in single nanoseconds.
+pub enum Engine {
+    /// Coherent memory of the same machine.
+    WriteBack(WriteBack),
+    /// Everything else.
+    Other(Box<dyn StoreEngine>),
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::WriteBack(_) => "Engine::WriteBack",
+            Self::Other(_) => "Engine::Other",
+        })
+    }
+}
+
+impl StoreEngine for Engine {
+    #[inline(always)]
+    fn order(&self) -> Order {
+        match self {
+            Self::WriteBack(e) => e.order(),
+            Self::Other(e) => e.order(),
+        }
+    }
+
+    #[inline(always)]
+    fn lines(&self) -> u64 {
+        match self {
+            Self::WriteBack(e) => e.lines(),
+            Self::Other(e) => e.lines(),
+        }
+    }
+
+    #[inline(always)]
+    fn put(&mut self, line: u64, content: &Line) {
+        match self {
+            Self::WriteBack(e) => e.put(line, content),
+            Self::Other(e) => e.put(line, content),
+        }
+    }
+
+    #[inline]
+    fn put_bytes(&mut self, line: u64, bytes: &[u8]) {
+        match self {
+            Self::WriteBack(e) => e.put_bytes(line, bytes),
+            Self::Other(e) => e.put_bytes(line, bytes),
+        }
+    }
+
+    #[inline(always)]
+    fn barrier(&mut self) {
+        match self {
+            Self::WriteBack(e) => e.barrier(),
+            Self::Other(e) => e.barrier(),
+        }
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        match self {
+            Self::WriteBack(e) => e.flush(),
+            Self::Other(e) => e.flush(),
+        }
+    }
+}

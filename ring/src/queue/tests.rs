@@ -51,7 +51,9 @@ fn pair(ring_lines: u64, order: Order) -> (P, C) {
 const ORDERS: [Order; 2] = [Order::Ordered, Order::Relaxed];
 
 fn pattern(seq: u64, len: usize) -> Vec<u8> {
-    (0..len).map(|i| (seq.wrapping_mul(31) as usize).wrapping_add(i * 7) as u8).collect()
+    (0..len)
+        .map(|i| (seq.wrapping_mul(31) as usize).wrapping_add(i * 7) as u8)
+        .collect()
 }
 
 fn recv_vec(c: &mut C) -> Result<(u64, Vec<u8>), RecvError> {
@@ -187,7 +189,7 @@ fn a_claim_is_invisible_until_committed_and_leaves_no_trace_when_dropped() {
             let mut claim = p.claim(len).unwrap();
             claim.bytes().fill(9);
             assert_eq!(recv_vec(&mut c), Err(RecvError::Empty));
-            drop(claim);
+            let _ = claim;
             assert_eq!(recv_vec(&mut c), Err(RecvError::Empty));
             let mut claim = p.claim(len).unwrap();
             claim.bytes().fill(8);

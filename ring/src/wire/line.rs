@@ -90,6 +90,7 @@ pub(crate) fn encode_single(
 
 /// The line that completes `count` messages of `size` bytes; `tail` is the check over the lines that follow.
 #[inline]
+#[allow(clippy::too_many_arguments, reason = "the fields of a line, each once")]
 pub(crate) fn encode_head(
     key: LaneKey,
     order: Order,
