@@ -430,6 +430,12 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         }
     }
 
+    /// True when the mark of the next message is there, complete or not.
+    pub fn has_arrived(&self) -> bool {
+        let at = (self.tail & self.mask) as usize * LINE_WORDS + LINE_WORDS - 1;
+        self.block.is_some() || line::is_due(self.ring.load(at, Acquire), self.lane.to_consumer, self.seq)
+    }
+
     /// Gives back everything consumed so far, if anything.
     pub fn give_back(&mut self) {
         if self.tail != self.credited {
