@@ -107,6 +107,9 @@ pub trait Link: Send + std::fmt::Debug {
     /// What to print about it.
     fn facts(&self) -> LinkFacts;
 
+    /// What its engines keep in order.
+    fn order(&self) -> engine::Order;
+
     /// Drives the transport without blocking: accepts or connects, notices loss, takes up what arrived. An error is
     /// final for this link; loss of the peer is not an error.
     fn poll(&mut self) -> Result<LinkStatus, LinkError>;
