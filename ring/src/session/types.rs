@@ -191,7 +191,11 @@ pub struct ChannelSpec {
 impl Default for ChannelSpec {
     /// Rings of 4096 lines (256 KiB) in each direction, without checks where the link keeps order.
     fn default() -> Self {
-        Self { ring_lines: 4096, check: false, smaller_if_different: false }
+        Self {
+            ring_lines: 4096,
+            check: false,
+            smaller_if_different: false,
+        }
     }
 }
 
