@@ -7,12 +7,17 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
 
-use ntb_mem::line::LINE_WORDS;
+use ntb_mem::line::{LINE_WORDS, Line};
 
 use super::{
     clock::{Earliest, Retry},
@@ -28,10 +33,13 @@ use crate::{
     wire::{
         layout::{CHANNELS_FIRST_LINE, MAX_CHANNELS, TABLE_LINE},
         mark::LaneKey,
-        page::PAGE_LINES,
+        page::{PAGE_LINES, PROGRESS},
         table::{Entry, Name, digest, is_older},
     },
 };
+
+/// Lines of a control page that are in use.
+const USED_LINES: usize = PROGRESS as usize + 1;
 
 /// What the table needs to know of the life of the link it works in.
 #[derive(Clone, Copy, Debug)]
@@ -120,8 +128,7 @@ impl Channels {
         if self.live().any(|c| c.name == wire && !c.closing) {
             return Err(bad("a channel of this name is open already"));
         }
-        if !spec.ring_lines.is_power_of_two()
-            || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
+        if !spec.ring_lines.is_power_of_two() || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
         {
             return Err(OpenError::BadRing {
                 lines: spec.ring_lines,
@@ -384,6 +391,14 @@ impl Channels {
                 ring_lines: channel.spec.ring_lines.min(entry.ring_lines),
                 up: false,
             });
+            // Whatever lies in the control page (payload of another channel, a pattern) must not be taken for a
+            // control word of the new key. The peer reads the page only once it has seen the entry posted after this.
+            for line in (entry.first_line()..).take(USED_LINES) {
+                actions.push(Action::Put {
+                    line,
+                    content: Line::ZERO,
+                });
+            }
         }
         if entry.echo == channel.generation
             && let (Some(pair), Some(peer_key)) = (&mut channel.pair, entry.key)

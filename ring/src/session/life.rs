@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
@@ -61,6 +66,8 @@ pub(super) struct Life {
     report: Report,
     /// Number of the newest pattern stored, 0 for none; and whether the peer has found one.
     pattern: u16,
+    /// Highest number stored in this life: numbers go round.
+    highest: u16,
     transmits: bool,
     /// Number of the peer's pattern found in place, 0 for none.
     found: u16,
@@ -116,6 +123,7 @@ impl Life {
             receive_id: receive.id(),
             report,
             pattern: 0,
+            highest: 0,
             transmits: false,
             found: 0,
             probe: Retry::new(retry),
@@ -269,10 +277,15 @@ impl Life {
         let Some(beat) = self.beat_in else { return };
         let greeted = self.hello.is_some();
         if beat.flags & REFUSED != 0 && (greeted || beat.flags & HELLO_TAKEN == 0) {
-            let differs = mismatch("agreement", "accepted", "refused: the peer's own message says why");
+            let differs = mismatch(
+                "agreement",
+                "accepted",
+                "refused: the peer's own message says why",
+            );
             return self.refuse(vec![differs], actions);
         }
-        if self.transmits && beat.flags & AGREED != 0
+        if self.transmits
+            && beat.flags & AGREED != 0
             && let Some((_, info)) = &self.hello
         {
             self.running = true;
@@ -296,8 +309,7 @@ impl Life {
 
     /// The peer says that it has found pattern `number`.
     fn see_found(&mut self, number: u16) {
-        // Numbers go round only after 65534 patterns of one life: any one of this life that was stored counts.
-        if number != 0 && number <= self.pattern {
+        if number != 0 && number <= self.highest {
             self.transmits = true;
         }
     }
@@ -369,6 +381,7 @@ impl Life {
         let reachable = step.reach.is_some_and(|reach| reach >= self.peer_lines());
         if !self.transmits && reachable && self.refusal == Refusal::None && self.probe.is_due(step.now) {
             self.pattern = next_number(self.pattern);
+            self.highest = self.highest.max(self.pattern);
             let pattern = Pattern::new(self.transmit_id, self.pattern);
             for line in pattern.places(self.peer_lines()) {
                 let content = pattern.line(line);
@@ -501,17 +514,22 @@ fn compare(own: &Own, hello: &Hello) -> Vec<Mismatch> {
         let hex = |value| format!("{value:#010x}");
         differs.push(mismatch("layout fingerprint", hex(ours), hex(hello.fingerprint)));
     }
-    let (unknown, missing) = (
-        hello.required & !own.understood,
-        own.required & !hello.understood,
-    );
+    let (unknown, missing) = (hello.required & !own.understood, own.required & !hello.understood);
     if unknown != 0 {
         let ours = format!("understood {:#x}", own.understood);
-        differs.push(mismatch("features", ours, format!("required {:#x}", hello.required)));
+        differs.push(mismatch(
+            "features",
+            ours,
+            format!("required {:#x}", hello.required),
+        ));
     }
     if missing != 0 {
         let theirs = format!("understood {:#x}", hello.understood);
-        differs.push(mismatch("features", format!("required {:#x}", own.required), theirs));
+        differs.push(mismatch(
+            "features",
+            format!("required {:#x}", own.required),
+            theirs,
+        ));
     }
     differs
 }
