@@ -21,7 +21,7 @@ fn open_all(w: &mut World) {
 /// One random thing happens.
 fn disturb(w: &mut World) {
     let side = w.dice.below(2) as usize;
-    match w.dice.below(12) {
+    match w.dice.below(16) {
         0 | 1 => {
             if w.sides[side].session.is_some() {
                 w.kill(side);
@@ -46,6 +46,20 @@ fn disturb(w: &mut World) {
         }
         9 => w.sides[side].paused = !w.sides[side].paused,
         10 => w.sides[side].drains = !w.sides[side].drains,
+        11 => {
+            w.link_down();
+            w.link_up();
+        }
+        12 => {
+            w.link_down();
+            w.link.state = LinkState::CableUp;
+        }
+        13 | 14 => {
+            if w.sides[side].session.is_some() {
+                let at = w.dice.below(3) as usize;
+                w.reopen(side, at);
+            }
+        }
         _ => {
             let up: Vec<ChannelId> = w.sides[side].up.keys().copied().collect();
             if let Some(id) = up.first()
@@ -71,12 +85,22 @@ fn calm(w: &mut World) {
     }
     w.link_up();
     w.run_for(ms(25)); // what is still on its way arrives
+    w.run_to_running(ms(20_000));
+    w.run_for(ms(100)); // closed channels are acknowledged, so that there is room
+    for side in 0..2 {
+        w.open_missing(side);
+    }
 }
 
 #[test]
 fn whatever_happens_both_sides_run_again() {
+    let mut reasons = std::collections::HashMap::new();
+    let mut told = std::collections::HashMap::new();
     for seed in 0..400 {
         let mut w = World::new(seed);
+        if seed % 2 == 1 {
+            w.patience = (ms(60), ms(300));
+        }
         w.start(0);
         w.start(1);
         open_all(&mut w);
@@ -93,6 +117,37 @@ fn whatever_happens_both_sides_run_again() {
         w.run_for(ms(1000));
         assert!(w.is_settled(), "seed {seed} does not stay settled");
         w.assert_channels_match();
+        for side in &w.sides {
+            for (_, reason) in &side.downs {
+                *reasons.entry(reason.name()).or_insert(0) += 1;
+            }
+            for event in &side.events {
+                *told.entry(event.name()).or_insert(0) += 1;
+            }
+        }
+    }
+    // The disturbances reach every way in which a life can end.
+    for reason in [
+        "closed-by-peer",
+        "peer-gone",
+        "peer-restarted",
+        "link-lost",
+        "corrupt-peer-data",
+    ] {
+        assert!(
+            reasons.get(reason).is_some_and(|n| *n >= 20),
+            "{reason}: {reasons:?}"
+        );
+    }
+    for event in [
+        "running",
+        "peer-restarted",
+        "peer-gone",
+        "link-lost",
+        "peer-silent",
+        "peer-back",
+    ] {
+        assert!(told.get(event).is_some_and(|n| *n >= 20), "{event}: {told:?}");
     }
 }
 

@@ -118,7 +118,8 @@ pub(super) struct Side {
     may_store: bool,
     told: Option<SessionState>,
     specs: Vec<(String, ChannelSpec)>,
-    incarnations: u64,
+    /// Number of each of them in this process; `None` while it waits to be opened again.
+    ids: Vec<Option<ChannelId>>,
 }
 
 /// What the wire does to what it carries.
@@ -138,6 +139,8 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) dice: Dice,
     pub(super) link: LinkStatus,
+    /// Silence until the peer is reported as silent, and until it is given up.
+    pub(super) patience: (Duration, Duration),
     wire: Vec<Op>,
     /// Key of one end to key of the other, over all lives.
     partners: HashMap<(u16, u32, u32), LaneKey>,
@@ -172,7 +175,7 @@ impl World {
             may_store: false,
             told: None,
             specs: Vec::new(),
-            incarnations: 0,
+            ids: Vec::new(),
         };
         Self {
             now: ms(1),
@@ -186,6 +189,7 @@ impl World {
                 state: LinkState::WindowsSet,
                 losses: 0,
             },
+            patience: (ms(200), ms(5000)),
             wire: Vec::new(),
             partners: HashMap::new(),
             lanes: HashMap::new(),
@@ -197,13 +201,12 @@ impl World {
         let incarnation = self.dice.next();
         let seed = self.dice.next();
         let s = &mut self.sides[side];
-        s.incarnations += 1;
-        let config = SessionConfig::new(["left", "right"][side], incarnation, seed, s.order);
+        let mut config = SessionConfig::new(["left", "right"][side], incarnation, seed, s.order);
+        (config.silent_after, config.gone_after) = self.patience;
         let mut session = Session::new(config, LINES).unwrap();
         (s.tweak)(&mut session.own);
-        for (name, spec) in &s.specs {
-            session.open(name, *spec).unwrap();
-        }
+        let open = |(name, spec): &(String, ChannelSpec)| session.open(name, *spec).ok();
+        s.ids = s.specs.iter().map(open).collect();
         s.session = Some(session);
         s.step_at = self.now;
         s.may_store = false;
@@ -220,7 +223,28 @@ impl World {
         let s = &mut self.sides[side];
         s.specs.push((name.to_owned(), spec));
         s.step_at = self.now;
-        s.session.as_mut().unwrap().open(name, spec).unwrap()
+        let id = s.session.as_mut().unwrap().open(name, spec).unwrap();
+        s.ids.push(Some(id));
+        id
+    }
+
+    /// Closes channel `at` of `side`, and opens it again at once where there is room.
+    pub(super) fn reopen(&mut self, side: usize, at: usize) {
+        if let Some(id) = self.sides[side].ids[at].take() {
+            self.close(side, id);
+        }
+        self.open_missing(side);
+    }
+
+    pub(super) fn open_missing(&mut self, side: usize) {
+        let s = &mut self.sides[side];
+        let Some(session) = &mut s.session else { return };
+        for (id, (name, spec)) in s.ids.iter_mut().zip(&s.specs) {
+            if id.is_none() {
+                *id = session.open(name, *spec).ok();
+                s.step_at = self.now;
+            }
+        }
     }
 
     pub(super) fn close(&mut self, side: usize, id: ChannelId) {
