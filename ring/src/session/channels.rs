@@ -34,7 +34,7 @@ use crate::{
         layout::{CHANNELS_FIRST_LINE, MAX_CHANNELS, TABLE_LINE},
         mark::LaneKey,
         page::{PAGE_LINES, PROGRESS},
-        table::{Entry, Name, digest, is_older},
+        table::{Entry, Name, digest},
     },
 };
 
@@ -319,12 +319,7 @@ impl Channels {
             let Some(new) = Entry::decode(context.receive, slot, &line) else {
                 continue;
             };
-            // A line of this life that was overtaken by a later one says nothing; closing is final.
-            let stale = entry.is_some_and(|old| {
-                is_older(new.generation, old.generation)
-                    || new.generation == old.generation && !old.open && new.open
-            });
-            if !stale {
+            if entry.is_none_or(|old| new.follows(&old)) {
                 *entry = Some(new);
                 *taken = line.0.last().copied().unwrap_or(0);
             }

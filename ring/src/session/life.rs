@@ -201,6 +201,12 @@ impl Life {
 
     /// New registers of the peer.
     pub(super) fn report(&mut self, report: Report, step: Step<'_>, actions: &mut Vec<Action>) {
+        // What was compared at the start of the life stays as it was then.
+        let report = Report {
+            pages: self.report.pages,
+            versions: self.report.versions,
+            ..report
+        };
         if report != self.report {
             self.report = report;
             self.hear(step.now, actions);

@@ -26,6 +26,8 @@
 
 mod channels;
 mod clock;
+#[cfg(any(fuzzing, test))]
+mod fuzz;
 mod life;
 mod random;
 mod types;
@@ -50,6 +52,8 @@ use crate::{
     },
 };
 
+#[cfg(any(fuzzing, test))]
+pub use fuzz::fuzz;
 pub use types::{
     Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo,
     SessionConfig, SessionState,

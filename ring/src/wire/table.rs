@@ -82,6 +82,22 @@ impl Entry {
         u64::from(self.first_page) * PAGE_LINES
     }
 
+    /// True when this entry can have been posted in place of `old`, and not before it: within a generation only the pair
+    /// changes and closing is final, so a line that was overtaken by a later one, or that a broken peer changed, is not
+    /// taken in.
+    pub(crate) fn follows(&self, old: &Self) -> bool {
+        if self.generation != old.generation {
+            return !is_older(self.generation, old.generation);
+        }
+        let unchanged = Self {
+            open: self.open,
+            echo: self.echo,
+            key: self.key,
+            ..*old
+        };
+        *self == unchanged && (old.open || !self.open)
+    }
+
     pub(crate) fn encode(&self, direction: u64, slot: u64) -> Line {
         let mut payload = [0; record::PAYLOAD];
         for (word, eight) in payload.iter_mut().zip(self.name.0.chunks_exact(8)) {
@@ -146,7 +162,7 @@ pub(crate) fn digest(last_words: &[u64]) -> u32 {
 }
 
 /// True when generation `a` is older than `b`, across the wrap.
-pub(crate) fn is_older(a: u16, b: u16) -> bool {
+fn is_older(a: u16, b: u16) -> bool {
     a != b && b.wrapping_sub(a) <= u16::MAX >> 1
 }
 
@@ -199,6 +215,29 @@ mod tests {
         assert!(Name::new("a\0b").is_none());
         assert!(Name::new(&"x".repeat(33)).is_none());
         assert_eq!(Name::new(&"x".repeat(32)).unwrap().text(), "x".repeat(32));
+    }
+
+    #[test]
+    fn an_entry_follows_only_what_it_can_replace() {
+        let old = sample();
+        let next = Entry {
+            generation: 4,
+            first_page: 9,
+            ..old
+        };
+        assert!(next.follows(&old) && !old.follows(&next));
+        let closed = Entry { open: false, ..old };
+        assert!(closed.follows(&old) && !old.follows(&closed));
+        assert!(Entry { echo: 9, ..old }.follows(&old));
+        assert!(!Entry { first_page: 9, ..old }.follows(&old));
+        assert!(!Entry { ring_lines: 4, ..old }.follows(&old));
+        assert!(
+            !Entry {
+                name: Name::new("x").unwrap(),
+                ..old
+            }
+            .follows(&old)
+        );
     }
 
     #[test]
