@@ -461,27 +461,23 @@ fn compare(ours: ChannelSpec, theirs: &Entry, peer_lines: u64) -> Vec<Mismatch> 
     let mut differs = Vec::new(); // allocates only when something is put in
     let either_smaller = ours.smaller_if_different || theirs.smaller_if_different;
     if ours.ring_lines != theirs.ring_lines && !either_smaller {
-        differs.push(Mismatch {
-            item: "ring lines",
-            ours: ours.ring_lines.to_string(),
-            theirs: theirs.ring_lines.to_string(),
-        });
+        differs.push(Mismatch::new("ring lines", &ours.ring_lines, &theirs.ring_lines));
     }
     if ours.check != theirs.check {
-        differs.push(Mismatch {
-            item: "check of every message",
-            ours: ours.check.to_string(),
-            theirs: theirs.check.to_string(),
-        });
+        differs.push(Mismatch::new(
+            "check of every message",
+            &ours.check,
+            &theirs.check,
+        ));
     }
     let first = theirs.first_line();
     let end = first.saturating_add(PAGE_LINES).saturating_add(theirs.ring_lines);
     if first < CHANNELS_FIRST_LINE || end > peer_lines {
-        differs.push(Mismatch {
-            item: "channel memory",
-            ours: format!("lines {CHANNELS_FIRST_LINE} to {peer_lines} can be"),
-            theirs: format!("lines {first} to {end}"),
-        });
+        differs.push(Mismatch::new(
+            "channel memory",
+            &format_args!("lines {CHANNELS_FIRST_LINE} to {peer_lines} can be"),
+            &format_args!("lines {first} to {end}"),
+        ));
     }
     differs
 }

@@ -28,6 +28,7 @@ mod channels;
 mod clock;
 #[cfg(any(fuzzing, test))]
 mod fuzz;
+mod greeting;
 mod life;
 mod random;
 mod types;
@@ -39,7 +40,8 @@ use std::time::Duration;
 
 use channels::{Channels, Context};
 use clock::{Earliest, Retry};
-use life::{Life, Own, Step};
+use greeting::Own;
+use life::{Life, Step};
 use random::Random;
 
 use crate::{
