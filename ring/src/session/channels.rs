@@ -33,13 +33,10 @@ use crate::{
     wire::{
         layout::{CHANNELS_FIRST_LINE, MAX_CHANNELS, TABLE_LINE},
         mark::LaneKey,
-        page::{PAGE_LINES, PROGRESS},
+        page::{PAGE_LINES, USED_LINES},
         table::{Entry, Name, digest},
     },
 };
-
-/// Lines of a control page that are in use.
-const USED_LINES: usize = PROGRESS as usize + 1;
 
 /// What the table needs to know of the life of the link it works in.
 #[derive(Clone, Copy, Debug)]
@@ -216,8 +213,9 @@ impl Channels {
         }
     }
 
-    pub(super) fn is_open(&self, id: ChannelId) -> bool {
-        self.live().any(|c| c.id == id && !c.closing)
+    pub(super) fn is_up(&self, id: ChannelId) -> bool {
+        let up = |c: &Channel| !c.closing && c.pair.is_some_and(|pair| pair.up);
+        self.live().any(|c| c.id == id && up(c))
     }
 
     fn live(&self) -> impl Iterator<Item = &Channel> {
@@ -388,11 +386,9 @@ impl Channels {
             });
             // Whatever lies in the control page (payload of another channel, a pattern) must not be taken for a
             // control word of the new key. The peer reads the page only once it has seen the entry posted after this.
-            for line in (entry.first_line()..).take(USED_LINES) {
-                actions.push(Action::Put {
-                    line,
-                    content: Line::ZERO,
-                });
+            for line in (entry.first_line()..).take(USED_LINES as usize) {
+                let content = Line::ZERO;
+                actions.push(Action::Put { line, content });
             }
         }
         if entry.echo == channel.generation

@@ -166,10 +166,12 @@ impl Session {
         self.wake = Duration::ZERO;
     }
 
-    /// An end of the channel found something that cannot be. Ends this life of the link at the next step; the next one
-    /// is held off for 100 ms, twice as long each time up to 5 s.
+    /// An end of the channel's present life found something that cannot be. Ends this life of the link at the next step;
+    /// the next one is held off for 100 ms, twice as long each time up to 5 s.
+    ///
+    /// Not to be called for what is left to read of an ended life: it says nothing about the present one.
     pub fn corrupt(&mut self, id: ChannelId) {
-        if self.life.is_some() && self.channels.is_open(id) {
+        if self.life.is_some() && self.channels.is_up(id) {
             self.corrupt = true;
             self.wake = Duration::ZERO;
         }
