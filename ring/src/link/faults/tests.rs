@@ -1,6 +1,9 @@
 use std::time::Instant;
 
-use ntb_mem::{line::LINE_WORDS, region::Pages};
+use ntb_mem::{
+    line::LINE_WORDS,
+    region::{Pages, View},
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -90,8 +93,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     )
 }
 
-/// Runs steps and returns what reached the wire, and per put its line and the barriers before it.
-fn run(options: FaultOptions, steps: &[Step]) -> (Vec<(u64, Line)>, Vec<(u64, u64)>) {
+/// What reached the wire.
+type Arrivals = Vec<(u64, Line)>;
+/// Per put its line and the barriers before it.
+type Puts = Vec<(u64, u64)>;
+
+fn run(options: FaultOptions, steps: &[Step]) -> (Arrivals, Puts) {
     let (faults, log) = (Faults::new(options), Log::default());
     let mut engine = faults.wrap(log.engine());
     let (mut puts, mut epoch) = (Vec::new(), 0);
@@ -304,14 +311,10 @@ fn the_pump_delivers_what_no_later_call_would() {
     assert_eq!(log.take(), [(3, content(0))]);
 }
 
+type End = (Producer<Engine, View>, Consumer<Engine, View>);
+
 /// One lane over a pair whose both directions are under faults.
-fn lane(
-    faults: &[Faults; 2],
-) -> (
-    Producer<Engine, ntb_mem::region::View>,
-    Consumer<Engine, ntb_mem::region::View>,
-    [Wrapped<PairLink>; 2],
-) {
+fn lane(faults: &[Faults; 2]) -> (End, [Wrapped<PairLink>; 2]) {
     let options = PairOptions {
         window_bytes: 1 << 16,
         pages: Pages::Normal,
@@ -334,7 +337,7 @@ fn lane(
     let ring = b.inbound().part(256 + 64, 64).unwrap();
     let producer = Producer::new(a.outbound().unwrap(), control(&a), lane, a.order());
     let consumer = Consumer::new(b.outbound().unwrap(), control(&b), ring, lane, a.order());
-    (producer, consumer, [a, b])
+    ((producer, consumer), [a, b])
 }
 
 /// The ring loses nothing, doubles nothing and delivers nothing torn, whatever arrives when.
@@ -342,7 +345,7 @@ fn lane(
 fn a_ring_delivers_everything_under_faults() {
     for (seed, keep_order) in [(1, true), (2, true), (3, false), (4, false)] {
         let faults = [0, 1].map(|i| Faults::new(all(seed * 2 + i, keep_order)));
-        let (mut producer, mut consumer, links) = lane(&faults);
+        let ((mut producer, mut consumer), links) = lane(&faults);
         assert_eq!(links[0].inner().facts().engine, "write-back");
         let message = |n: u64| -> Vec<u8> {
             let len = [8, 48, 49, 56, 57, 130, 1000, 0][n as usize % 8];
