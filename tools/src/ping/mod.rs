@@ -1,0 +1,4 @@
+//! `ntb-ping`.
+
+pub mod measure;
+pub mod message;
