@@ -11,10 +11,10 @@
 //! - [`ping`]: `ntb-ping`.
 
 pub mod cli;
-
+pub mod environment;
 pub mod exit;
-
+pub mod floor;
+pub mod noise;
 pub mod pace;
 pub mod ping;
-
 pub mod stats;

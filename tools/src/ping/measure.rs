@@ -21,7 +21,7 @@ pub trait Port {
     fn ns(&mut self) -> u64;
 
     /// Nothing was there, `polls` times in a row: waits as the user wants it, for a message or until `until_ns`.
-    fn idle(&mut self, polls: u32, until_ns: u64);
+    fn idle(&mut self, polls: u64, until_ns: u64);
 
     /// Called every [`LOOK_NS`] or so, and never while an exchange younger than that is being timed. False ends the run.
     fn look(&mut self, progress: Progress) -> bool;
@@ -109,7 +109,7 @@ impl From<Hold> for Ended {
 /// Nanoseconds between two calls of [`Port::look`].
 pub const LOOK_NS: u64 = 10_000_000;
 /// Empty polls between two readings of the clock.
-const POLLS_A_READING: u32 = 64;
+const POLLS_A_READING: u64 = 64;
 /// Messages of a stream between two readings of the clock.
 const STREAM_A_READING: u64 = 64;
 
@@ -420,7 +420,7 @@ impl Run {
     fn wait(
         &mut self,
         port: &mut impl Port,
-        polls: u32,
+        polls: u64,
         (awaited, since): (Awaited, u64),
         until: u64,
     ) -> Result<(), Ended> {

@@ -95,7 +95,7 @@ impl Port for Fake {
         self.now
     }
 
-    fn idle(&mut self, _polls: u32, until: u64) {
+    fn idle(&mut self, _polls: u64, until: u64) {
         // Straight to the next thing that happens, but not past a tenth of a millisecond.
         let reply = self.replies.front().map_or(u64::MAX, |(at, _)| *at);
         let next = reply.min(until).min(self.now + MS / 10);
@@ -253,6 +253,7 @@ fn a_reply_that_never_comes_ends_the_run() {
 fn a_ring_that_stays_full_ends_the_run() {
     let mut fake = Fake::new(100);
     fake.full = |t| t > 5 * SECOND + MS / 10;
+    fake.fate = |_| Fate::Lost;
     let mut run = Run::new(
         Plan {
             kind: Kind::Stream,
