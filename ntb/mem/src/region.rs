@@ -158,8 +158,8 @@ impl Region {
 
     /// Maps memory that a peer handed over as a descriptor.
     ///
-    /// The descriptor must be a memory file sealed against shrinking, and at least `bytes` long: otherwise its owner
-    /// could make every access fault, so it is refused.
+    /// The descriptor must be a memory file sealed against resizing, and exactly `bytes` long: otherwise its owner
+    /// could make every access fault, or a part of a huge page would be mapped that cannot be unmapped, so it is refused.
     pub fn from_peer(fd: OwnedFd, bytes: u64) -> Result<Self, RegionError> {
         if bytes == 0 || !bytes.is_multiple_of(LINE_BYTES as u64) {
             return Err(RegionError::BadSize { bytes });
@@ -167,9 +167,9 @@ impl Region {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| RegionError::BadDescriptor {
             why: "it is not a memory file",
         })?;
-        if !seals.contains(SealFlags::SHRINK) {
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(RegionError::BadDescriptor {
-                why: "it is not sealed against shrinking",
+                why: "it is not sealed against resizing",
             });
         }
         let stat = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Kernel {
@@ -177,9 +177,9 @@ impl Region {
             bytes,
             errno,
         })?;
-        if u64::try_from(stat.st_size).unwrap_or(0) < bytes {
+        if u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(RegionError::BadDescriptor {
-                why: "it is shorter than announced",
+                why: "it is shorter or longer than announced",
             });
         }
         let page_bytes = u64::try_from(stat.st_blksize)
@@ -481,11 +481,13 @@ mod tests {
             Err(RegionError::BadDescriptor { .. })
         ));
         let short = Region::allocate(4096, Pages::Normal).unwrap();
-        let fd = short.descriptor().try_clone_to_owned().unwrap();
-        assert!(matches!(
-            Region::from_peer(fd, 1 << 20),
-            Err(RegionError::BadDescriptor { .. })
-        ));
+        for announced in [64, short.bytes() - 64, 1 << 20] {
+            let fd = short.descriptor().try_clone_to_owned().unwrap();
+            assert!(matches!(
+                Region::from_peer(fd, announced),
+                Err(RegionError::BadDescriptor { .. })
+            ));
+        }
     }
 
     #[test]

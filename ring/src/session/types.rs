@@ -188,6 +188,17 @@ pub struct ChannelSpec {
     pub smaller_if_different: bool,
 }
 
+impl Default for ChannelSpec {
+    /// Rings of 4096 lines (256 KiB) in each direction, without checks where the link keeps order.
+    fn default() -> Self {
+        Self {
+            ring_lines: 4096,
+            check: false,
+            smaller_if_different: false,
+        }
+    }
+}
+
 /// Both directions of one life of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lanes {
@@ -220,6 +231,8 @@ pub enum CloseReason {
     LinkLost,
     /// The peer stored something that cannot be.
     Corrupt,
+    /// The connection was closed at this side.
+    ClosedByUs,
 }
 
 impl CloseReason {
@@ -231,6 +244,7 @@ impl CloseReason {
             Self::PeerRestarted => "peer-restarted",
             Self::LinkLost => "link-lost",
             Self::Corrupt => "corrupt-peer-data",
+            Self::ClosedByUs => "closed",
         }
     }
 }
@@ -360,6 +374,9 @@ pub enum OpenError {
         /// Largest free run in bytes.
         free: u64,
     },
+    /// The connection has ended.
+    #[error("the connection has ended")]
+    Ended,
     /// Every channel number is in use.
     #[error("no more than {max} channels fit on a link")]
     TooMany {
