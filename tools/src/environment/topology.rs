@@ -165,6 +165,11 @@ pub fn allowed() -> Vec<u32> {
         .collect()
 }
 
+/// Processors online.
+pub fn online_count() -> usize {
+    Topology::read(Path::new("/sys/devices/system")).cpus.len()
+}
+
 /// A thread bound to one processor until this is dropped.
 #[derive(Debug)]
 pub struct Pinned {
