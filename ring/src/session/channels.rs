@@ -7,7 +7,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
@@ -120,8 +125,7 @@ impl Channels {
         if self.live().any(|c| c.name == wire && !c.closing) {
             return Err(bad("a channel of this name is open already"));
         }
-        if !spec.ring_lines.is_power_of_two()
-            || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
+        if !spec.ring_lines.is_power_of_two() || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
         {
             return Err(OpenError::BadRing {
                 lines: spec.ring_lines,

@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
@@ -269,10 +274,15 @@ impl Life {
         let Some(beat) = self.beat_in else { return };
         let greeted = self.hello.is_some();
         if beat.flags & REFUSED != 0 && (greeted || beat.flags & HELLO_TAKEN == 0) {
-            let differs = mismatch("agreement", "accepted", "refused: the peer's own message says why");
+            let differs = mismatch(
+                "agreement",
+                "accepted",
+                "refused: the peer's own message says why",
+            );
             return self.refuse(vec![differs], actions);
         }
-        if self.transmits && beat.flags & AGREED != 0
+        if self.transmits
+            && beat.flags & AGREED != 0
             && let Some((_, info)) = &self.hello
         {
             self.running = true;
@@ -501,17 +511,22 @@ fn compare(own: &Own, hello: &Hello) -> Vec<Mismatch> {
         let hex = |value| format!("{value:#010x}");
         differs.push(mismatch("layout fingerprint", hex(ours), hex(hello.fingerprint)));
     }
-    let (unknown, missing) = (
-        hello.required & !own.understood,
-        own.required & !hello.understood,
-    );
+    let (unknown, missing) = (hello.required & !own.understood, own.required & !hello.understood);
     if unknown != 0 {
         let ours = format!("understood {:#x}", own.understood);
-        differs.push(mismatch("features", ours, format!("required {:#x}", hello.required)));
+        differs.push(mismatch(
+            "features",
+            ours,
+            format!("required {:#x}", hello.required),
+        ));
     }
     if missing != 0 {
         let theirs = format!("understood {:#x}", hello.understood);
-        differs.push(mismatch("features", format!("required {:#x}", own.required), theirs));
+        differs.push(mismatch(
+            "features",
+            format!("required {:#x}", own.required),
+            theirs,
+        ));
     }
     differs
 }

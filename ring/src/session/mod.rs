@@ -16,7 +16,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 mod channels;
@@ -364,7 +369,9 @@ impl Session {
             if let Some(taken) = life.acknowledged() {
                 self.channels.acknowledge(taken);
             }
-            urgent = self.channels.step(context, inputs.inbound, &mut self.random, actions);
+            urgent = self
+                .channels
+                .step(context, inputs.inbound, &mut self.random, actions);
         }
         life.speak(step, self.channels.taken_digest(), actions) || urgent
     }

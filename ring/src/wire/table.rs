@@ -13,7 +13,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use ntb_mem::line::Line;
@@ -83,8 +88,7 @@ impl Entry {
             *word = u64::from_le_bytes(eight.try_into().unwrap_or([0; 8]));
         }
         let (tag, start, guard) = self.key.map_or((0, 0, 0), |k| (k.tag(), k.start, k.guard));
-        let flags =
-            if self.check { CHECK } else { 0 } | if self.smaller_if_different { SMALLER } else { 0 };
+        let flags = if self.check { CHECK } else { 0 } | if self.smaller_if_different { SMALLER } else { 0 };
         let [.., memory, pair, shape] = &mut payload;
         *memory = u64::from(self.first_page) | u64::from(start) << 32;
         *pair = u64::from(guard) | u64::from(self.generation) << 32 | u64::from(self.echo) << 48;
@@ -170,8 +174,17 @@ mod tests {
     fn round_trip_in_its_slot_only() {
         for entry in [
             sample(),
-            Entry { echo: 0, key: None, ..sample() },
-            Entry { open: false, check: false, smaller_if_different: true, ..sample() },
+            Entry {
+                echo: 0,
+                key: None,
+                ..sample()
+            },
+            Entry {
+                open: false,
+                check: false,
+                smaller_if_different: true,
+                ..sample()
+            },
         ] {
             let line = entry.encode(9, 63);
             assert_eq!(Entry::decode(9, 63, &line), Some(entry));

@@ -13,6 +13,8 @@ pub const DEFAULT_SIZE: u64 = 48;
 pub const LARGEST_SIZE: u64 = 8 << 20;
 /// Round trips measured when neither a count nor a duration nor a rate is given.
 pub const DEFAULT_COUNT: u64 = 100_000;
+/// Messages streamed when neither a count nor a duration nor a rate is given.
+pub const DEFAULT_STREAM: u64 = 1_000_000;
 /// How long is measured when a rate is given and nothing else.
 pub const DEFAULT_PACED: Duration = Duration::from_secs(10);
 /// Round trips before counting starts, cut short after a second.
@@ -82,7 +84,7 @@ pub struct RunArgs {
     /// Link to measure: soft:NAME, ntb:BUS:DEV.FN, emu:PATH, rdma:HOST:PORT, tcp:HOST:PORT, auto[:HOST:PORT]
     #[arg(value_parser = address, allow_hyphen_values = true)]
     pub address: Option<Address>,
-    /// Messages to send [default: 100000; without limit when --duration is given]
+    /// Messages to send [default: 100000, with --oneway 1000000; without limit when --duration is given]
     #[arg(short = 'n', long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
     pub count: Option<u64>,
     /// Bytes in a message

@@ -115,6 +115,16 @@ impl Topology {
         }
     }
 
+    /// The one of `allowed` that suits an end best whose other end runs on `cpu`; `cpu` itself when there is no other.
+    pub fn partner(&self, cpu: u32, allowed: &[u32]) -> u32 {
+        allowed
+            .iter()
+            .copied()
+            .filter(|other| *other != cpu)
+            .min_by_key(|other| (self.rank(cpu, *other), *other == 0, *other))
+            .unwrap_or(cpu)
+    }
+
     /// The two of `allowed` that suit two ends best: different cores, as near as can be, away from the first processor
     /// where there are others, since it serves most interrupts.
     pub fn best_pair(&self, allowed: &[u32]) -> Option<(u32, u32)> {
@@ -123,17 +133,19 @@ impl Topology {
             .iter()
             .flat_map(|a| allowed.iter().filter(move |b| a < b).map(move |b| (*a, *b)));
         pairs
-            .min_by_key(|(a, b)| {
-                let rank = match self.nearness(*a, *b) {
-                    Nearness::SameCache => 0,
-                    Nearness::SameSocket => 1,
-                    Nearness::DifferentSockets | Nearness::Unknown => 2,
-                    Nearness::SameCore => 3,
-                    Nearness::SameProcessor => 4,
-                };
-                (rank, *a == 0, *a, *b)
-            })
+            .min_by_key(|(a, b)| (self.rank(*a, *b), *a == 0, *a, *b))
             .or(Some((first, first)))
+    }
+
+    /// How well two processors suit two ends, best first.
+    fn rank(&self, a: u32, b: u32) -> u32 {
+        match self.nearness(a, b) {
+            Nearness::SameCache => 0,
+            Nearness::SameSocket => 1,
+            Nearness::DifferentSockets | Nearness::Unknown => 2,
+            Nearness::SameCore => 3,
+            Nearness::SameProcessor => 4,
+        }
     }
 
     fn cpu(&self, number: u32) -> Option<&Cpu> {
@@ -261,6 +273,8 @@ mod tests {
         assert_eq!(t.best_pair(&[0, 4]), Some((0, 4)));
         assert_eq!(t.best_pair(&[3]), Some((3, 3)));
         assert_eq!(t.best_pair(&[]), None);
+        assert_eq!(t.partner(2, &[0, 1, 2, 3, 6]), 3);
+        assert_eq!(t.partner(2, &[2]), 2);
     }
 
     #[test]

@@ -129,7 +129,11 @@ fn is_temporary(e: &ntb_ring::channel::ConnectError) -> bool {
     matches!(e, ntb_ring::channel::ConnectError::TimedOut { .. })
 }
 
-#[allow(clippy::print_stdout, clippy::print_stderr, reason = "events are for the terminal")]
+#[allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "events are for the terminal"
+)]
 fn take(log: &Mutex<Log>, event: &Event, start: Instant, print: Print) {
     let now = Instant::now();
     let record = Record {
@@ -173,7 +177,10 @@ fn take(log: &Mutex<Log>, event: &Event, start: Instant, print: Print) {
 
 fn line(record: &Record) -> String {
     let separator = if record.detail.is_empty() { "" } else { ": " };
-    format!("[{:10.3}] {}{separator}{}", record.at_s, record.name, record.detail)
+    format!(
+        "[{:10.3}] {}{separator}{}",
+        record.at_s, record.name, record.detail
+    )
 }
 
 fn is_trouble(event: &Event) -> bool {
@@ -234,7 +241,12 @@ mod tests {
     fn silence_lasts_until_the_peer_is_heard() {
         let log = Mutex::new(Log::default());
         let silent = Duration::from_millis(300);
-        take(&log, &Event::PeerSilent { silent }, Instant::now(), Print::Nothing);
+        take(
+            &log,
+            &Event::PeerSilent { silent },
+            Instant::now(),
+            Print::Nothing,
+        );
         let since = log.lock().unwrap().silence.unwrap().since;
         assert!(since.elapsed() >= silent);
         take(&log, &Event::PeerBack { silent }, Instant::now(), Print::Nothing);

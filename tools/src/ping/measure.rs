@@ -188,7 +188,6 @@ impl Run {
     /// Runs until the plan is done or something ends it. After [`Ended::Down`] it can be called again: the schedule goes
     /// on as if nothing had happened, what was on its way is lost.
     pub fn drive(&mut self, port: &mut impl Port) -> Ended {
-        self.outstanding.clear();
         let now = port.ns();
         self.last_ns = now;
         self.looked = now;
@@ -204,7 +203,33 @@ impl Run {
         self.ended = self.last_ns;
         match ended {
             Ok(()) => Ended::Done,
-            Err(e) => e,
+            Err(e) => {
+                if e == Ended::Down {
+                    self.outstanding.clear();
+                }
+                e
+            }
+        }
+    }
+
+    /// After [`Ended::Stopped`]: takes up the replies that still come within `ns`.
+    pub fn drain(&mut self, port: &mut impl Port, ns: u64) {
+        let end = port.ns().saturating_add(ns);
+        while self.plan.kind == Kind::Echo && self.check.received < self.sent() && port.ns() < end {
+            match port.try_recv(&mut self.inbox) {
+                Ok(len) => {
+                    let now = port.ns();
+                    let expected = self
+                        .outstanding
+                        .front()
+                        .map_or(self.next.wrapping_sub(1), |(seq, _)| *seq);
+                    if let (Some(seq), Some(schedule)) = (self.accept(len, expected), self.schedule) {
+                        self.record(schedule, seq, now);
+                    }
+                }
+                Err(Hold::NotNow) => port.idle(u64::MAX, end),
+                Err(_) => return,
+            }
         }
     }
 

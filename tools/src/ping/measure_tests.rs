@@ -287,6 +287,17 @@ fn it_can_be_stopped_and_it_ends_on_time() {
     fake.stop_after = 5;
     assert_eq!(Run::new(endless, 0).drive(&mut fake), Ended::Stopped);
 
+    // What is under way when it is stopped is no loss.
+    let mut fake = Fake::new(100);
+    fake.asleep = |t| (t > 5 * SECOND + 20 * MS && t < 5 * SECOND + 90 * MS).then_some(5 * SECOND + 90 * MS);
+    fake.stop_after = 7;
+    let mut run = Run::new(endless, 0);
+    assert_eq!(run.drive(&mut fake), Ended::Stopped);
+    assert!(run.check().received < run.sent());
+    run.drain(&mut fake, SECOND);
+    assert_eq!(run.check().received, run.sent());
+    assert_eq!(run.response.count(), run.sent());
+
     for rate_hz in [None, Some(1000.0)] {
         let timed = Plan {
             rate_hz,

@@ -149,6 +149,8 @@ pub enum Control {
         cpu: Option<u32>,
         /// Errors of pinning: the kernel's number, 0 for none.
         pin_errno: u32,
+        /// Its receiving thread sleeps while it waits, and needs to be rung.
+        sleeps: bool,
     },
     /// Client: messages of `size` bytes follow, the first numbered `first`. Stay awake, count from zero.
     Start {
@@ -190,7 +192,8 @@ impl Control {
                 pid,
                 cpu: at,
                 pin_errno,
-            } => [2, pid.into(), cpu(at), pin_errno.into(), 0, 0],
+                sleeps,
+            } => [2, pid.into(), cpu(at), pin_errno.into(), sleeps.into(), 0],
             Self::Start { size, first, kind } => [3, size, first, kind.code(), 0, 0],
             Self::End => [4, 0, 0, 0, 0, 0],
             Self::Report(c) => [5, c.received, c.duplicated, c.out_of_order, c.corrupt, c.span_ns],
@@ -223,6 +226,7 @@ impl Control {
                 pid: u32::try_from(a).ok()?,
                 cpu: cpu(b),
                 pin_errno: u32::try_from(c).ok()?,
+                sleeps: d != 0,
             },
             3 => Self::Start {
                 size: a,
@@ -287,6 +291,7 @@ mod tests {
                 pid: 9,
                 cpu: Some(0),
                 pin_errno: 22,
+                sleeps: true,
             },
             Control::Start {
                 size: 48,

@@ -11,14 +11,15 @@ use ntb_ring::{
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::{
-    CHANNEL, connect_failure, link_failure,
+    CHANNEL, connect_failure,
     events::{Events, Print},
+    link_failure,
     measure::{Hold, Port},
     message::{self, Control, Counted, Kind},
     station::Station,
 };
 use crate::{
-    cli::ping::{LARGEST_SIZE, ServeArgs},
+    cli::ping::{LARGEST_SIZE, ServeArgs, Waiting},
     environment::topology::{self, Pinned},
     exit::{Exit, Failure},
     interrupt::Interrupt,
@@ -43,9 +44,10 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         end_with(parent);
     }
     let pinned = match args.cpu {
-        Some((cpu, _)) => {
-            Some(Pinned::to(cpu).map_err(|e| Failure::new(Exit::Usage, "no-such-processor", format!("--cpu: {e}")))?)
-        }
+        Some((cpu, _)) => Some(
+            Pinned::to(cpu)
+                .map_err(|e| Failure::new(Exit::Usage, "no-such-processor", format!("--cpu: {e}")))?,
+        ),
         None => None,
     };
     let options = LinkOptions {
@@ -68,10 +70,18 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         .map_err(|e| Failure::new(Exit::Limits, "channel", e.to_string()))?;
     let (clock, _) = Clock::set_up();
     let alone = topology::allowed().len() > 1 || pinned.is_some() && topology::online_count() > 1;
-    let mut station = Station::new(ends, clock, args.wait, alone, LARGEST_SIZE as usize, |_| true);
+    let mut station = Station::new(
+        ends,
+        clock,
+        args.wait,
+        alone,
+        LARGEST_SIZE as usize,
+        Box::new(|_| true),
+    );
     let mut inbox = vec![0; LARGEST_SIZE as usize];
     let mut server = Server {
         pinned,
+        sleeps: args.wait == Waiting::Sleep,
         ..Server::default()
     };
     while !interrupt.came() {
@@ -108,6 +118,7 @@ struct Server {
     corrupt: u64,
     span: Option<(u64, u64)>,
     pinned: Option<Pinned>,
+    sleeps: bool,
     /// Pinned because the client asked for it: until that one is gone.
     lent: Option<Pinned>,
 }
@@ -123,6 +134,7 @@ impl Default for Server {
             corrupt: 0,
             span: None,
             pinned: None,
+            sleeps: false,
             lent: None,
         }
     }
@@ -130,9 +142,9 @@ impl Default for Server {
 
 impl Server {
     /// Answers until the channel goes down or a signal comes.
-    fn answer<L: FnMut(super::measure::Progress) -> bool>(
+    fn answer(
         &mut self,
-        station: &mut Station<L>,
+        station: &mut Station,
         inbox: &mut [u8],
         interrupt: &Interrupt,
     ) -> Result<(), Failure> {
@@ -175,12 +187,7 @@ impl Server {
     }
 
     #[inline]
-    fn take<L: FnMut(super::measure::Progress) -> bool>(
-        &mut self,
-        message: &[u8],
-        station: &mut Station<L>,
-        interrupt: &Interrupt,
-    ) -> Result<(), Hold> {
+    fn take(&mut self, message: &[u8], station: &mut Station, interrupt: &Interrupt) -> Result<(), Hold> {
         let header = message::header(message);
         let (kind, seq) = match header {
             Some(header) => (header.kind, header.seq),
@@ -231,10 +238,10 @@ impl Server {
         self.next = seq.wrapping_add(1);
     }
 
-    fn control<L: FnMut(super::measure::Progress) -> bool>(
+    fn control(
         &mut self,
         control: Control,
-        station: &mut Station<L>,
+        station: &mut Station,
         interrupt: &Interrupt,
     ) -> Result<(), Hold> {
         match control {
@@ -251,6 +258,7 @@ impl Server {
                     pid: std::process::id(),
                     cpu: self.pinned.as_ref().or(self.lent.as_ref()).map(|p| p.cpu),
                     pin_errno,
+                    sleeps: self.sleeps,
                 };
                 send(&welcome.encode(), station, interrupt)
             }
@@ -285,11 +293,7 @@ impl Server {
 
 /// Sends, waiting for room until the channel goes down or a signal comes.
 #[inline]
-fn send<L: FnMut(super::measure::Progress) -> bool>(
-    message: &[u8],
-    station: &mut Station<L>,
-    interrupt: &Interrupt,
-) -> Result<(), Hold> {
+fn send(message: &[u8], station: &mut Station, interrupt: &Interrupt) -> Result<(), Hold> {
     let mut polls = 0u64;
     loop {
         match station.try_send(message) {

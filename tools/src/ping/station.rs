@@ -20,8 +20,11 @@ const NAP: Duration = Duration::from_millis(10);
 /// Sleeping is not tried for less: waking takes that long.
 const WORTH_SLEEPING_NS: u64 = 200_000;
 
+/// What [`Port::look`] calls.
+pub type Look = Box<dyn FnMut(Progress) -> bool>;
+
 /// The two ends of a channel, a clock, and a way of waiting.
-pub struct Station<L> {
+pub struct Station {
     tx: Sender,
     rx: Receiver,
     clock: Clock,
@@ -31,10 +34,10 @@ pub struct Station<L> {
     /// A message that arrived while sleeping, and its length.
     stash: Vec<u8>,
     stashed: Option<usize>,
-    look: L,
+    look: Look,
 }
 
-impl<L> std::fmt::Debug for Station<L> {
+impl std::fmt::Debug for Station {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Station")
             .field("waiting", &self.waiting)
@@ -42,7 +45,7 @@ impl<L> std::fmt::Debug for Station<L> {
     }
 }
 
-impl<L: FnMut(Progress) -> bool> Station<L> {
+impl Station {
     /// A station whose longest message has `largest` bytes. `alone` is false when another end that polls shares the
     /// processor: then time slices are given away at once. `look` is called as [`Port::look`] says.
     pub fn new(
@@ -51,7 +54,7 @@ impl<L: FnMut(Progress) -> bool> Station<L> {
         waiting: Waiting,
         alone: bool,
         largest: usize,
-        look: L,
+        look: Look,
     ) -> Self {
         rx.set_wait(Wait::SpinSleep { spins: 0 });
         Self {
@@ -70,32 +73,6 @@ impl<L: FnMut(Progress) -> bool> Station<L> {
     /// The sending end, for what it knows of the reader.
     pub fn sender(&self) -> &Sender {
         &self.tx
-    }
-
-    /// Replaces what [`Port::look`] calls.
-    pub fn on_look<M: FnMut(Progress) -> bool>(self, look: M) -> Station<M> {
-        let Self {
-            tx,
-            rx,
-            clock,
-            origin,
-            waiting,
-            spins,
-            stash,
-            stashed,
-            look: _,
-        } = self;
-        Station {
-            tx,
-            rx,
-            clock,
-            origin,
-            waiting,
-            spins,
-            stash,
-            stashed,
-            look,
-        }
     }
 
     /// Waits up to `timeout` until both ends are connected to the same life of the peer. True when they are.
@@ -148,7 +125,7 @@ fn broken(name: &'static str, e: &impl std::fmt::Display) -> Hold {
     Hold::Broken(Box::new(Failure::new(Exit::Bad, name, e.to_string())))
 }
 
-impl<L: FnMut(Progress) -> bool> Port for Station<L> {
+impl Port for Station {
     #[inline]
     fn try_send(&mut self, message: &[u8]) -> Result<(), Hold> {
         match self.tx.try_send(message) {
