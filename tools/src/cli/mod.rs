@@ -46,6 +46,11 @@ fn one_line(error: &clap::Error, ranges: Ranges) -> String {
         let value = text(ContextKind::InvalidValue).unwrap_or_default();
         return format!("{option}: '{}' {cause}", printable(value));
     }
+    if let (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    {
+        return format!("{} is missing (see --help)", missing.join(", "));
+    }
     let all = error.to_string();
     let first = all.lines().next().unwrap_or_default();
     let first = printable(first.trim_start_matches("error:").trim());
