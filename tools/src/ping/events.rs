@@ -159,7 +159,10 @@ fn take(log: &Mutex<Log>, event: &Event, start: Instant, print: Print) {
     }
     let shown = match print {
         Print::All => true,
-        Print::Trouble => log.runs > 0 && (is_trouble(event) || log.runs > 1),
+        // The first start is no news to somebody who waited for it.
+        Print::Trouble => {
+            log.runs > 0 && is_news(event) && (log.runs > 1 || !matches!(event, Event::Running(_)))
+        }
         Print::Nothing => false,
     };
     if shown {
@@ -183,13 +186,12 @@ fn line(record: &Record) -> String {
     )
 }
 
-fn is_trouble(event: &Event) -> bool {
+fn is_news(event: &Event) -> bool {
     match event {
         Event::State(state) => matches!(
             state,
             SessionState::PeerGone | SessionState::LinkLost | SessionState::Refused
         ),
-        Event::Running(_) | Event::Waiting(_) => false,
         _ => true,
     }
 }
