@@ -63,7 +63,7 @@ pub struct Report {
     pub oneway: Option<OneWay>,
     /// What the harness itself costs.
     pub floor_ns: FloorSection,
-    /// Median round trip divided by that of the bare line.
+    /// Back to back: median round trip divided by that of the bare line.
     pub rtt_p50_over_floor: Option<f64>,
     /// What disturbed the measuring thread.
     pub noise: Noise,

@@ -280,6 +280,7 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
         floor_ns: floor,
         rtt_p50_over_floor: rtt
             .p50
+            .filter(|_| args.rate.is_none()) // a schedule's delays are not the link's
             .zip(floor.line_rtt_p50)
             .map(|(rtt, line)| (rtt as f64 / line.max(1) as f64 * 1000.0).round() / 1000.0),
         noise: outcome.noise,
