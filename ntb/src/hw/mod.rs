@@ -1,0 +1,4 @@
+//! NTB ports.
+
+pub mod inferred;
+pub mod regs;
