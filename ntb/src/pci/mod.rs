@@ -13,6 +13,7 @@ mod dma;
 mod error;
 mod event;
 pub mod iova;
+pub mod vfio_user;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};
 

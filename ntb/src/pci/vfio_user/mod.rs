@@ -1,0 +1,3 @@
+//! Devices served by another process over the vfio-user protocol.
+
+pub mod proto;
