@@ -8,5 +8,16 @@
 //! Nothing here knows of rings or messages. Whatever a peer or a device answers is checked; all ones is taken
 //! for "nobody answered" before it is taken for anything else.
 
+// Every module here faces a device or a peer: none of them may be made to panic.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
 pub mod hw;
 pub mod pci;

@@ -21,6 +21,11 @@ pub const INTEL_XBASE_CLOSED: u64 = 0;
 /// A translation of zero closes an AMD window, as a length of zero does. The driver writes both.
 pub const AMD_XLAT_CLOSED: u64 = 0;
 
+/// AMD: a peer's block that reads all ones while the own side answers means that there is no peer, so nothing comes
+/// in through its BAR and the window counts as closed. If wrong: a stale translation survives; the IOMMU still
+/// refuses what it points to.
+pub const AMD_PEER_SILENT_IS_CLOSED: bool = true;
+
 /// AMD: an access through a side's BAR uses that side's own XLAT and LMT registers, which the peer programs through
 /// its view of them. If wrong: data path verification fails in both directions.
 pub const AMD_XLAT_IS_PROGRAMMED_BY_PEER: bool = true;

@@ -13,6 +13,7 @@ mod dma;
 mod error;
 mod event;
 pub mod iova;
+mod open_error;
 pub mod vfio_user;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};
@@ -21,6 +22,7 @@ pub use bar_map::{BarMap, MappedArea};
 pub use dma::{DmaMapping, DmaMemory, DmaSpace};
 pub use error::{Areas, ExitClass, PciError};
 pub use event::EventFd;
+pub use open_error::{GroupMember, OpenError, bind_command};
 
 use crate::hw::regs::Width;
 use iova::IovaRange;
@@ -281,4 +283,27 @@ fn check_aligned<W: Width>(bar: Bar, offset: u64) -> Result<(), PciError> {
         offset,
         bytes: W::BYTES.into(),
     })
+}
+
+/// Vectors in ascending order, refused when one does not exist or is given twice.
+fn sorted_vectors<'a>(
+    vectors: &[(u16, BorrowedFd<'a>)],
+    available: u16,
+) -> Result<Vec<(u16, BorrowedFd<'a>)>, PciError> {
+    let refused = |vector, why| PciError::BadVector {
+        vector,
+        why,
+        available,
+    };
+    let mut sorted = vectors.to_vec();
+    sorted.sort_by_key(|(v, _)| *v);
+    if let Some((v, _)) = sorted.last()
+        && *v >= available
+    {
+        return Err(refused(*v, "there is no such vector"));
+    }
+    match sorted.iter().zip(sorted.iter().skip(1)).find(|(a, b)| a.0 == b.0) {
+        Some((twice, _)) => Err(refused(twice.0, "it is given twice")),
+        None => Ok(sorted),
+    }
 }
