@@ -199,6 +199,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
             guard.rescue();
         }
-        assert_eq!(count(&fd), 1);
+        assert_eq!(writer.join().unwrap(), 8);
     }
 }

@@ -4,6 +4,7 @@
 //! After a time-out or a broken message the stream cannot be trusted any more, so every later call answers
 //! [`PciError::Gone`]; connecting again is the way back.
 
+pub mod proto;
 pub mod protocol;
 pub mod socket;
 
