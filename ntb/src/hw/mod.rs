@@ -192,22 +192,22 @@ pub trait NtbPort: Send + Sync + fmt::Debug {
 }
 
 /// Opens the port of a function, quiet, by its PCI id.
-pub fn open(function: Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbError> {
-    let identity = config::identity(&*function)?;
+pub fn open(function: &Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbError> {
+    let identity = config::identity(&**function)?;
     let Some(family) = Family::of(&identity) else {
         return Err(NtbError::NotAnNtb {
             device: function.name().to_owned(),
             identity,
         });
     };
-    stop(&*function)?;
+    stop(&**function)?;
     let port: Arc<dyn NtbPort> = match family {
         Family::IntelIcx | Family::IntelSpr | Family::IntelGnr => {
-            Arc::new(intel_gen4::IntelGen4::open(&function, family)?)
+            Arc::new(intel_gen4::IntelGen4::open(function, family)?)
         }
-        Family::IntelSkx => Arc::new(intel_gen3::IntelGen3::open(&function)?),
-        Family::Amd { .. } => Arc::new(amd::Amd::open(&function, family)?),
-        Family::Epf { .. } => Arc::new(epf::Epf::open(&function, family)?),
+        Family::IntelSkx => Arc::new(intel_gen3::IntelGen3::open(function)?),
+        Family::Amd { .. } => Arc::new(amd::Amd::open(function, family)?),
+        Family::Epf { .. } => Arc::new(epf::Epf::open(function, family)?),
     };
     start(&*port)?;
     Ok(port)

@@ -6,7 +6,12 @@
 //!
 //! Source: the vfio-user specification of the libvfio-user project and QEMU's `docs/interop/vfio-user.rst`.
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+#![allow(
+    missing_debug_implementations,
+    reason = "helper types that the zerocopy derives make"
+)]
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Major protocol version: both ends must agree.
 pub const VERSION_MAJOR: u16 = 0;
@@ -46,6 +51,26 @@ pub enum Command {
     DeviceReset = 13,
 }
 
+impl std::fmt::Display for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Version => "version negotiation",
+            Self::DmaMap => "mapping memory for DMA",
+            Self::DmaUnmap => "unmapping memory",
+            Self::DeviceGetInfo => "asking for the device",
+            Self::DeviceGetRegionInfo => "asking for a region",
+            Self::DeviceGetRegionIoFds => "asking for region descriptors",
+            Self::DeviceGetIrqInfo => "asking for interrupts",
+            Self::DeviceSetIrqs => "connecting interrupts",
+            Self::RegionRead => "a read",
+            Self::RegionWrite => "a write",
+            Self::DmaRead => "a read of client memory",
+            Self::DmaWrite => "a write of client memory",
+            Self::DeviceReset => "device reset",
+        })
+    }
+}
+
 impl Command {
     /// The command with this number, if it is one.
     pub const fn from_number(number: u16) -> Option<Self> {
@@ -83,7 +108,7 @@ pub mod flags {
 }
 
 /// What every message starts with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Header {
     /// Chosen by the sender of a command, repeated in its reply.
@@ -102,7 +127,7 @@ pub struct Header {
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
 /// Payload of [`Command::Version`], followed by a JSON text that ends with a zero byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct Version {
     /// See [`VERSION_MAJOR`].
@@ -112,7 +137,7 @@ pub struct Version {
 }
 
 /// Payload of [`Command::DmaMap`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct DmaMap {
     /// Bytes of this structure.
@@ -133,7 +158,7 @@ pub const DMA_READ: u32 = 1 << 0;
 pub const DMA_WRITE: u32 = 1 << 1;
 
 /// Payload of [`Command::DmaUnmap`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct DmaUnmap {
     /// Bytes of this structure.
@@ -150,7 +175,7 @@ pub struct DmaUnmap {
 pub const DMA_UNMAP_ALL: u32 = 1 << 1;
 
 /// Payload of [`Command::DeviceGetInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct DeviceInfo {
     /// Bytes of this structure.
@@ -201,7 +226,7 @@ pub mod irq {
 }
 
 /// Payload of [`Command::DeviceGetRegionInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct RegionInfo {
     /// Bytes of this structure and of the capabilities behind it.
@@ -228,7 +253,7 @@ pub const REGION_MMAP: u32 = 1 << 2;
 pub const REGION_CAPS: u32 = 1 << 3;
 
 /// Payload of [`Command::DeviceGetIrqInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct IrqInfo {
     /// Bytes of this structure.
@@ -247,7 +272,7 @@ pub const IRQ_EVENTFD: u32 = 1 << 0;
 pub const IRQ_NORESIZE: u32 = 1 << 3;
 
 /// Payload of [`Command::DeviceSetIrqs`], followed by `count` bytes when [`IRQ_SET_DATA_BOOL`] is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct IrqSet {
     /// Bytes of this structure and of the data behind it.
@@ -277,7 +302,7 @@ pub const IRQ_SET_ACTION_TRIGGER: u32 = 1 << 5;
 
 /// Payload of [`Command::RegionRead`] and [`Command::RegionWrite`], followed by the data of a write or of the reply
 /// to a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct RegionAccess {
     /// Where in the region.
@@ -286,6 +311,46 @@ pub struct RegionAccess {
     pub region: u32,
     /// Bytes.
     pub count: u32,
+}
+
+/// Head of a region capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct CapHeader {
+    /// See [`CAP_SPARSE_MMAP`].
+    pub id: u16,
+    /// Its version.
+    pub version: u16,
+    /// Where the next capability starts in the payload; 0 for none.
+    pub next: u32,
+}
+
+/// Region capability: only these areas can be mapped. [`CapHeader`], [`SparseHeader`], then [`SparseArea`]s.
+pub const CAP_SPARSE_MMAP: u16 = 1;
+
+/// Follows the head of a sparse capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct SparseHeader {
+    /// Areas that follow.
+    pub areas: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A mappable area of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct SparseArea {
+    /// From the start of the region.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Splits the first `T` off a payload; `None` when it is too short.
+pub fn split<T: FromBytes>(payload: &[u8]) -> Option<(T, &[u8])> {
+    T::read_from_prefix(payload).ok()
 }
 
 // The sizes are part of the protocol.
@@ -299,4 +364,7 @@ const _: () = {
     assert!(size_of::<IrqInfo>() == 16);
     assert!(size_of::<IrqSet>() == 20);
     assert!(size_of::<RegionAccess>() == 16);
+    assert!(size_of::<CapHeader>() == 8);
+    assert!(size_of::<SparseHeader>() == 8);
+    assert!(size_of::<SparseArea>() == 16);
 };
