@@ -138,6 +138,7 @@ impl VfioUser {
                 *slot = Some(region);
             }
         }
+        this.place_bars()?;
         for bar in Bar::ALL {
             let low = config::read32(&this, config::BAR0 + 4 * bar.index() as u32)?;
             if let Some(Some(region)) = this.bars.get_mut(bar.index()) {
@@ -145,6 +146,30 @@ impl VfioUser {
             }
         }
         Ok(Arc::new(this))
+    }
+
+    /// Gives addresses to BARs that have none, as firmware would: nobody else enumerates this device.
+    fn place_bars(&self) -> Result<(), PciError> {
+        // Where firmware puts prefetchable windows, and where 32-bit BARs must go.
+        let (mut wide_next, mut narrow_next) = (1u64 << 40, 0xC000_0000_u64);
+        for (bar, region) in Bar::ALL.into_iter().zip(&self.bars) {
+            let Some(region) = region else { continue };
+            let at = config::BAR0 + 4 * bar.index() as u32;
+            let low = config::read32(self, at)?;
+            let wide = config::is_wide(bar, low);
+            let next = if wide { &mut wide_next } else { &mut narrow_next };
+            let size = region.bytes.next_power_of_two();
+            let address = next.next_multiple_of(size);
+            *next = address.saturating_add(size);
+            if config::bar_address(self, bar)? != 0 || (!wide && *next > 1 << 32) {
+                continue;
+            }
+            config::write32(self, at, address as u32 | low & 0xF)?;
+            if wide {
+                config::write32(self, at + 4, (address >> 32) as u32)?;
+            }
+        }
+        Ok(())
     }
 
     fn negotiate(&self) -> Result<Capabilities, PciError> {
@@ -580,12 +605,7 @@ impl PciFunction for VfioUser {
     }
 
     fn reset(&self) -> Result<(), PciError> {
-        if !self.resettable {
-            return Err(PciError::Unsupported {
-                what: "reset".to_owned(),
-                device: self.name.clone(),
-            });
-        }
+        super::check_reset(&self.name, &self.reset_plan()?)?;
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection
             .call(
