@@ -22,6 +22,7 @@
     )
 )]
 
+pub mod conformance;
 pub mod hw;
 pub mod pci;
 pub mod window;

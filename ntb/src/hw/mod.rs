@@ -219,6 +219,25 @@ pub fn restart(port: &dyn NtbPort) -> Result<(), NtbError> {
     start(port)
 }
 
+/// The end of a port: everything off, so that the peer sees the link go down, and no memory reachable.
+fn end(port: &dyn NtbPort) {
+    let quiet = port.quiesce().and_then(|()| stop(&**port.function()));
+    if let Err(error) = quiet {
+        tracing::debug!(port = port.function().name(), %error, "a port could not be quieted at its end");
+    }
+}
+
+macro_rules! ends_quiet {
+    ($($port:ty)*) => {$(
+        impl Drop for $port {
+            fn drop(&mut self) {
+                end(self);
+            }
+        }
+    )*};
+}
+ends_quiet!(intel_gen4::IntelGen4 intel_gen3::IntelGen3 amd::Amd epf::Epf);
+
 fn stop(function: &dyn PciFunction) -> Result<(), NtbError> {
     config::quiesce(function)?;
     Ok(function.set_vectors(&[])?)

@@ -40,7 +40,15 @@ pub trait Model: Send {
     fn write(&mut self, bar: Bar, offset: u64, bytes: u32, value: u64);
     /// The function was reset.
     fn reset(&mut self) {}
+    /// What the last access leads to elsewhere: interrupts, stores into a peer. Run when the access is over, with
+    /// nothing locked.
+    fn effects(&mut self) -> Vec<Effect> {
+        Vec::new()
+    }
 }
+
+/// Something that happens outside the model; see [`Model::effects`].
+pub type Effect = Box<dyn FnOnce() + Send>;
 
 /// Which kind of call a fault is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -426,9 +434,12 @@ impl PciFunction for Fake {
         let mut state = self.state();
         match state.enter(Call::Write) {
             Some(Fault::Error(e)) => return Err(PciError::io("register write", io::Error::from(e))),
-            Some(Fault::Dead) => {}
+            Some(Fault::Dead) => return Ok(()),
             None => state.model.write(bar, offset, bytes, value),
         }
+        let effects = state.model.effects();
+        drop(state);
+        effects.into_iter().for_each(|effect| effect());
         Ok(())
     }
 
@@ -571,6 +582,9 @@ impl PciFunction for Fake {
         state.space.clone_from(&self.config.space);
         state.model.reset();
         state.log.push("reset".to_owned());
+        let effects = state.model.effects();
+        drop(state);
+        effects.into_iter().for_each(|effect| effect());
         Ok(())
     }
 }
