@@ -44,3 +44,11 @@ pub const LINK_TRAINING: std::time::Duration = std::time::Duration::from_secs(1)
 
 /// An endpoint's firmware polls its command word every 5 ms and must answer within this time.
 pub const EPF_COMMAND: std::time::Duration = std::time::Duration::from_secs(1);
+
+/// Whether a doorbell rung while its bit is still set raises another interrupt. Assumed not: the status is a latch
+/// and interrupts are its edges. A driver must work either way; if wrong, more interrupts are seen.
+pub const DOORBELL_FIRES_WHEN_SET_ALREADY: bool = false;
+
+/// NTBCNTL of Skylake after reset: external configuration locked, link disabled. If wrong: the link is seen up
+/// before a driver has asked for it.
+pub const GEN3_NTBCNTL_RESET: u32 = 0x3;
