@@ -11,7 +11,7 @@
     reason = "helper types that the zerocopy derives make"
 )]
 
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Major protocol version: both ends must agree.
 pub const VERSION_MAJOR: u16 = 0;
@@ -108,7 +108,7 @@ pub mod flags {
 }
 
 /// What every message starts with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
     /// Chosen by the sender of a command, repeated in its reply.
@@ -127,7 +127,7 @@ pub struct Header {
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
 /// Payload of [`Command::Version`], followed by a JSON text that ends with a zero byte.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Version {
     /// See [`VERSION_MAJOR`].
@@ -137,7 +137,7 @@ pub struct Version {
 }
 
 /// Payload of [`Command::DmaMap`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaMap {
     /// Bytes of this structure.
@@ -158,7 +158,7 @@ pub const DMA_READ: u32 = 1 << 0;
 pub const DMA_WRITE: u32 = 1 << 1;
 
 /// Payload of [`Command::DmaUnmap`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaUnmap {
     /// Bytes of this structure.
@@ -175,7 +175,7 @@ pub struct DmaUnmap {
 pub const DMA_UNMAP_ALL: u32 = 1 << 1;
 
 /// Payload of [`Command::DeviceGetInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DeviceInfo {
     /// Bytes of this structure.
@@ -226,7 +226,7 @@ pub mod irq {
 }
 
 /// Payload of [`Command::DeviceGetRegionInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionInfo {
     /// Bytes of this structure and of the capabilities behind it.
@@ -253,7 +253,7 @@ pub const REGION_MMAP: u32 = 1 << 2;
 pub const REGION_CAPS: u32 = 1 << 3;
 
 /// Payload of [`Command::DeviceGetIrqInfo`] and of its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqInfo {
     /// Bytes of this structure.
@@ -272,7 +272,7 @@ pub const IRQ_EVENTFD: u32 = 1 << 0;
 pub const IRQ_NORESIZE: u32 = 1 << 3;
 
 /// Payload of [`Command::DeviceSetIrqs`], followed by `count` bytes when [`IRQ_SET_DATA_BOOL`] is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqSet {
     /// Bytes of this structure and of the data behind it.
@@ -302,7 +302,7 @@ pub const IRQ_SET_ACTION_TRIGGER: u32 = 1 << 5;
 
 /// Payload of [`Command::RegionRead`] and [`Command::RegionWrite`], followed by the data of a write or of the reply
 /// to a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RegionAccess {
     /// Where in the region.
@@ -314,7 +314,7 @@ pub struct RegionAccess {
 }
 
 /// Head of a region capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct CapHeader {
     /// See [`CAP_SPARSE_MMAP`].
@@ -329,7 +329,7 @@ pub struct CapHeader {
 pub const CAP_SPARSE_MMAP: u16 = 1;
 
 /// Follows the head of a sparse capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseHeader {
     /// Areas that follow.
@@ -339,7 +339,7 @@ pub struct SparseHeader {
 }
 
 /// A mappable area of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseArea {
     /// From the start of the region.
