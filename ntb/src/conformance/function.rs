@@ -42,6 +42,13 @@ pub const FUNCTION_CASES: &[Case] = &[
     ("reset-quiets-or-is-refused", reset_quiets_or_is_refused),
 ];
 
+/// A function whose BARs answer.
+fn live(fixture: &dyn FunctionFixture) -> Arc<dyn PciFunction> {
+    let function = fixture.open();
+    config::quiesce(&*function).expect("quiesce");
+    function
+}
+
 fn config_access_is_checked(fixture: &dyn FunctionFixture) {
     let f = &*fixture.open();
     let size = f.config_size();
@@ -101,7 +108,7 @@ fn bars_say_what_they_are(fixture: &dyn FunctionFixture) {
 }
 
 fn register_access_is_checked(fixture: &dyn FunctionFixture) {
-    let f = &*fixture.open();
+    let f = &*live(fixture);
     let (bar, scratch) = fixture.scratch();
     let size = f.bar(bar).expect("the scratch BAR").bytes;
     let name = |r: Result<u32, PciError>| r.map_err(|e| e.name());
@@ -121,7 +128,7 @@ fn register_access_is_checked(fixture: &dyn FunctionFixture) {
 }
 
 fn registers_have_widths(fixture: &dyn FunctionFixture) {
-    let f = &*fixture.open();
+    let f = &*live(fixture);
     let (bar, at) = fixture.scratch();
     f.write::<u32>(bar, at, 0x4433_2211).expect("write");
     f.write::<u32>(bar, at + 4, 0x8877_6655).expect("write");
@@ -133,7 +140,7 @@ fn registers_have_widths(fixture: &dyn FunctionFixture) {
 }
 
 fn bulk_access_equals_registers(fixture: &dyn FunctionFixture) {
-    let f = &*fixture.open();
+    let f = &*live(fixture);
     let (bar, at) = fixture.scratch();
     f.bar_write(bar, at, &[1, 2, 3, 4, 5, 6, 7, 8]).expect("write");
     assert_eq!(f.read::<u32>(bar, at).expect("read"), 0x0403_0201);
@@ -146,7 +153,7 @@ fn bulk_access_equals_registers(fixture: &dyn FunctionFixture) {
 }
 
 fn maps_honour_holes(fixture: &dyn FunctionFixture) {
-    let f = fixture.open();
+    let f = live(fixture);
     for bar in Bar::ALL {
         let Some(info) = f.bar(bar).cloned() else { continue };
         let map = match Arc::clone(&f).map_bar(bar, CacheType::Uncached) {

@@ -87,15 +87,24 @@ impl VfioUser {
     /// A socket that is not there yet is waited for, up to [`Timeouts::connect`].
     pub fn open(path: &Path, timeouts: Timeouts) -> Result<Arc<Self>, OpenError> {
         let name = path.display().to_string();
-        let socket = connect(path, timeouts.connect)?;
-        match Self::start(name.clone(), socket, timeouts) {
-            // Connected, but nobody reads: the server has a client already.
-            Err(PciError::Timeout { after, .. }) => Err(OpenError::NodeBusy {
-                node: name,
-                waited: after,
-                holders: Vec::new(),
-            }),
-            other => Ok(other?),
+        let until = Instant::now() + timeouts.connect;
+        loop {
+            let socket = connect(path, timeouts.connect)?;
+            let server = server_process(&socket);
+            // A server that serves somebody else closes at once, or never answers.
+            match Self::start(name.clone(), socket, timeouts) {
+                Err(PciError::Gone { .. } | PciError::Timeout { .. }) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(PciError::Gone { .. } | PciError::Timeout { .. }) => {
+                    return Err(OpenError::NodeBusy {
+                        node: name,
+                        waited: timeouts.connect,
+                        holders: vec![format!("another client of {server}")],
+                    });
+                }
+                other => return Ok(other?),
+            }
         }
     }
 
@@ -649,6 +658,14 @@ fn connect(path: &Path, wait: Duration) -> Result<Socket, OpenError> {
             },
             _ => PciError::io(format!("connecting to {node}"), error).into(),
         });
+    }
+}
+
+/// The process that listens, for messages.
+fn server_process(socket: &Socket) -> String {
+    match rustix::net::sockopt::socket_peercred(socket) {
+        Ok(peer) => format!("the server (process {})", peer.pid.as_raw_nonzero()),
+        Err(_) => "the server".to_owned(),
     }
 }
 
