@@ -6,7 +6,7 @@ use memmap2::MmapOptions;
 
 use super::{
     super::{Area, Bar, BarInfo, MappedArea, PciError},
-    protocol::{self, CapHeader, RegionInfo, SparseArea, SparseHeader},
+    proto::{self, CapHeader, RegionInfo, SparseArea, SparseHeader},
     protocol_error,
     socket::Message,
 };
@@ -29,7 +29,7 @@ pub(super) struct Region {
 
 impl Region {
     pub(super) fn parse(index: u32, reply: Message) -> Result<Self, PciError> {
-        let (info, _) = protocol::split::<RegionInfo>(&reply.payload)
+        let (info, _) = proto::split::<RegionInfo>(&reply.payload)
             .ok_or_else(|| protocol_error("a short region info"))?;
         if info.index != index {
             return Err(protocol_error(format!(
@@ -45,7 +45,7 @@ impl Region {
         }
         let file = reply.fds.into_iter().next().map(|fd| (fd, info.offset));
         let mut mappable = Vec::new();
-        if info.flags & protocol::REGION_MMAP != 0 && file.is_some() && info.size > 0 {
+        if info.flags & proto::REGION_MMAP != 0 && file.is_some() && info.size > 0 {
             mappable = match sparse_areas(&info, &reply.payload)? {
                 Some(areas) => areas,
                 None => vec![Area {
@@ -126,7 +126,7 @@ fn check_area(index: u32, area: &Area, size: u64) -> Result<(), PciError> {
 
 /// The areas of a sparse capability; `None` when there is no such capability.
 fn sparse_areas(info: &RegionInfo, payload: &[u8]) -> Result<Option<Vec<Area>>, PciError> {
-    if info.flags & protocol::REGION_CAPS == 0 {
+    if info.flags & proto::REGION_CAPS == 0 {
         return Ok(None);
     }
     let mut at = info.cap_offset as usize;
@@ -140,16 +140,16 @@ fn sparse_areas(info: &RegionInfo, payload: &[u8]) -> Result<Option<Vec<Area>>, 
         behind = at + size_of::<CapHeader>();
         let (head, rest) = payload
             .get(at..)
-            .and_then(protocol::split::<CapHeader>)
+            .and_then(proto::split::<CapHeader>)
             .ok_or_else(broken)?;
-        if head.id == protocol::CAP_SPARSE_MMAP {
-            let (sparse, mut rest) = protocol::split::<SparseHeader>(rest).ok_or_else(broken)?;
+        if head.id == proto::CAP_SPARSE_MMAP {
+            let (sparse, mut rest) = proto::split::<SparseHeader>(rest).ok_or_else(broken)?;
             if sparse.areas > MAX_AREAS {
                 return Err(protocol_error(format!("{} areas in a region", sparse.areas)));
             }
             let mut areas = Vec::new();
             for _ in 0..sparse.areas {
-                let (area, more) = protocol::split::<SparseArea>(rest).ok_or_else(broken)?;
+                let (area, more) = proto::split::<SparseArea>(rest).ok_or_else(broken)?;
                 rest = more;
                 areas.push(Area {
                     offset: area.offset,
