@@ -36,7 +36,7 @@ struct Options {
         long,
         value_name = "DIR",
         conflicts_with = "sockets",
-        required_unless_present = "sockets"
+        required_unless_present_any = ["sockets", "dump_config"]
     )]
     socket_dir: Option<PathBuf>,
 

@@ -581,7 +581,7 @@ impl State {
             let mut stats = s.stats;
             stats.interrupts = s.msix.raised() + s.error.raised() + s.request.raised();
             stats.interrupts_lost += s.msix.lost() + s.error.lost() + s.request.lost();
-            stats.maps_now = s.memory.len() as u64;
+            stats.maps_now = s.memory.mappings() as u64;
             stats.maps_unreachable = s.memory.unreachable_maps();
             stats.attached = s.attached;
             stats
