@@ -192,35 +192,12 @@ impl Vfio {
         };
         let mapped = OpenOptions::new().read(true).write(true).open(&path);
         let mapped = mapped.and_then(|f| map_file(&f, 0, &whole));
-        let area = mapped.map_err(|e| refuse(self.explain_combining(&path, &e)))?;
+        let area = mapped.map_err(|e| refuse(explain_combining(&self.machine, &self.device, &path, &e)))?;
         // Alive exactly as long as the mapping.
         let token = Arc::new(());
         fixed.combining = Arc::downgrade(&token);
         let keep = (token, Arc::clone(&self.opened));
         Ok(BarMap::new(bar, CacheType::WriteCombining, vec![area], keep))
-    }
-
-    fn explain_combining(&self, path: &Path, error: &io::Error) -> String {
-        let lockdown = self.machine.lockdown();
-        let path = path.display();
-        match (error.raw_os_error(), lockdown) {
-            (Some(libc::ENOENT), _) => format!(
-                "{path} does not exist: the BAR is not prefetchable, or the kernel has no write-combining mappings"
-            ),
-            (Some(libc::EPERM | libc::EACCES), Some(mode)) => format!(
-                "kernel lockdown ('{mode}', from Secure Boot) forbids {path}: stores will be uncached; turn Secure \
-                 Boot off for write-combining"
-            ),
-            (Some(libc::EPERM | libc::EACCES), None) => {
-                format!("no permission for {path}: run as root, or have a helper pass the descriptor")
-            }
-            (Some(libc::EINVAL | libc::EBUSY), _) => format!(
-                "the kernel refuses {path} ({error}): another mapping of the BAR has another memory type. Driver {} \
-                 holds the device; unbind what else maps it, and open it anew",
-                self.device.driver().unwrap_or_else(|| "none".to_owned())
-            ),
-            _ => format!("{path}: {error}"),
-        }
     }
 
     fn no_mapping(&self, bar: Bar, wanted: CacheType, why: String) -> PciError {
@@ -236,31 +213,52 @@ impl Vfio {
     fn access_error(&self, what: &str, source: io::Error) -> PciError {
         PciError::io(format!("{what} of {}", self.name), source)
     }
+}
 
-    fn explain_map(&self, bytes: u64, source: io::Error) -> PciError {
-        match source.raw_os_error() {
-            Some(libc::ENOMEM) => {
-                let (limit, locked) = self.machine.locked_memory();
-                let needed = locked.saturating_add(bytes);
-                match limit.filter(|l| needed > *l) {
-                    Some(allowed) => PciError::Memlock { needed, allowed },
-                    None => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
-                }
-            }
-            Some(libc::ENOSPC) => {
-                let file = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
-                let limit = self
-                    .machine
-                    .text(file)
-                    .and_then(|t| t.parse().ok())
-                    .unwrap_or(65535);
-                PciError::TooManyMappings {
-                    limit,
-                    parameter: "vfio_iommu_type1.dma_entry_limit",
-                }
-            }
-            _ => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
+/// Why a write-combining mapping through sysfs was refused, and what to do.
+fn explain_combining(machine: &Machine, device: &Device, path: &Path, error: &io::Error) -> String {
+    let lockdown = machine.lockdown();
+    let path = path.display();
+    match (error.raw_os_error(), lockdown) {
+        (Some(libc::ENOENT), _) => format!(
+            "{path} does not exist: the BAR is not prefetchable, or the kernel has no write-combining mappings"
+        ),
+        (Some(libc::EPERM | libc::EACCES), Some(mode)) => format!(
+            "kernel lockdown ('{mode}', from Secure Boot) forbids {path}: stores will be uncached; turn Secure \
+             Boot off for write-combining"
+        ),
+        (Some(libc::EPERM | libc::EACCES), None) => {
+            format!("no permission for {path}: run as root, or have a helper pass the descriptor")
         }
+        (Some(libc::EINVAL | libc::EBUSY), _) => format!(
+            "the kernel refuses {path} ({error}): another mapping of the BAR has another memory type. Driver {} \
+             holds the device; unbind what else maps it, and open it anew",
+            device.driver().unwrap_or_else(|| "none".to_owned())
+        ),
+        _ => format!("{path}: {error}"),
+    }
+}
+
+/// Why memory could not be mapped for DMA.
+fn explain_map(machine: &Machine, bytes: u64, source: io::Error) -> PciError {
+    match source.raw_os_error() {
+        Some(libc::ENOMEM) => {
+            let (limit, locked) = machine.locked_memory();
+            let needed = locked.saturating_add(bytes);
+            match limit.filter(|l| needed > *l) {
+                Some(allowed) => PciError::Memlock { needed, allowed },
+                None => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
+            }
+        }
+        Some(libc::ENOSPC) => {
+            let file = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+            let limit = machine.text(file).and_then(|t| t.parse().ok()).unwrap_or(65535);
+            PciError::TooManyMappings {
+                limit,
+                parameter: "vfio_iommu_type1.dma_entry_limit",
+            }
+        }
+        _ => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
     }
 }
 
@@ -434,7 +432,7 @@ impl PciFunction for Vfio {
             Keeper::Iommufd { space, .. } => unsafe { space.vfio_dma_map(iova, length, address) },
             Keeper::NoIommu { .. } => return Ok(()),
         };
-        result.map_err(|e| self.explain_map(bytes, dma_errno(&e)))
+        result.map_err(|e| explain_map(&self.machine, bytes, dma_errno(&e)))
     }
 
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), PciError> {
@@ -566,4 +564,79 @@ fn physical_address(machine: &Machine, memory: &DmaMemory<'_>) -> Result<u64, Pc
         }
     }
     Ok(start * PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::machine::tests::{Described, NTB};
+
+    fn errno(n: i32) -> io::Error {
+        io::Error::from_raw_os_error(n)
+    }
+
+    #[test]
+    fn refused_combining_names_the_cause() {
+        let described = Described::spr().file(
+            "/sys/kernel/security/lockdown",
+            "none [integrity] confidentiality",
+        );
+        let machine = described.machine();
+        let device = machine.device(NTB.parse().unwrap()).unwrap();
+        let path = device.combining_file(Bar::B2);
+        let why = |n| explain_combining(&machine, &device, &path, &errno(n));
+        assert!(
+            why(libc::EPERM).contains("lockdown ('integrity'"),
+            "{}",
+            why(libc::EPERM)
+        );
+        assert!(why(libc::ENOENT).contains("not prefetchable"));
+        let conflict = why(libc::EINVAL);
+        assert!(
+            conflict.contains("vfio-pci") && conflict.contains("unbind"),
+            "{conflict}"
+        );
+        let open = Described::spr().file(
+            "/sys/kernel/security/lockdown",
+            "[none] integrity confidentiality",
+        );
+        let machine = open.machine();
+        let device = machine.device(NTB.parse().unwrap()).unwrap();
+        let why = explain_combining(&machine, &device, &path, &errno(libc::EACCES));
+        assert!(why.contains("root") && !why.contains("lockdown"), "{why}");
+    }
+
+    #[test]
+    fn a_small_limit_on_locked_memory_is_named_with_both_amounts() {
+        let described = Described::spr()
+            .file(
+                "/proc/self/limits",
+                "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         65536   65536   bytes",
+            )
+            .file("/proc/self/status", "VmLck:\t      16 kB");
+        let machine = described.machine();
+        let e = explain_map(&machine, 1 << 26, errno(libc::ENOMEM));
+        assert_eq!(e.name(), "memlock-too-small");
+        let text = e.to_string();
+        assert!(
+            text.contains("67125248") && text.contains("65536") && text.contains("ulimit -l"),
+            "{text}"
+        );
+        // Out of memory for another reason is not blamed on the limit.
+        let e = explain_map(&machine, 4096, errno(libc::ENOMEM));
+        assert_eq!(e.name(), "device-io");
+    }
+
+    #[test]
+    fn too_many_mappings_name_the_parameter() {
+        let described =
+            Described::spr().file("/sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "1000");
+        let machine = described.machine();
+        let e = explain_map(&machine, 4096, errno(libc::ENOSPC));
+        assert_eq!(e.name(), "too-many-mappings");
+        assert!(
+            e.to_string().contains("1000 ") && e.to_string().contains("dma_entry_limit"),
+            "{e}"
+        );
+    }
 }

@@ -370,3 +370,91 @@ pub(super) fn explain(
         _ => PciError::io(what, source).into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::machine::tests::{Described, NTB};
+
+    fn open(described: &Described, options: &VfioOptions) -> OpenError {
+        Opened::open(&described.machine(), &described.ntb(), options).expect_err("a refusal")
+    }
+
+    fn hasty(interface: Interface) -> VfioOptions {
+        VfioOptions {
+            interface,
+            patience: Duration::from_millis(50),
+        }
+    }
+
+    #[test]
+    fn a_missing_node_is_waited_for_and_named() {
+        let described = Described::spr();
+        std::fs::remove_file(described.machine().path("/dev/vfio/42")).unwrap();
+        let e = open(&described, &hasty(Interface::Group));
+        assert_eq!(e.name(), "node-missing");
+        assert!(e.to_string().contains("/dev/vfio/42"), "{e}");
+        // One that comes late is found: what is refused then is something else.
+        let path = described.machine().path("/dev/vfio/42");
+        let udev = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            std::fs::write(path, "").unwrap();
+        });
+        wait_for_node(
+            &described.machine(),
+            Path::new("/dev/vfio/42"),
+            Duration::from_secs(30),
+        )
+        .unwrap();
+        udev.join().unwrap();
+    }
+
+    #[test]
+    fn a_group_without_iommu_is_not_opened_unless_asked() {
+        let described = Described::spr().file("/dev/vfio/noiommu-42", "");
+        assert_eq!(open(&described, &hasty(Interface::Group)).name(), "no-iommu");
+        let described = Described::spr();
+        let e = open(&described, &hasty(Interface::NoIommu));
+        assert_eq!(e.name(), "node-missing");
+    }
+
+    #[test]
+    fn iommufd_without_character_devices_is_explained() {
+        let e = open(&Described::spr(), &hasty(Interface::Iommufd));
+        assert_eq!(e.name(), "no-kernel-interface");
+        assert!(e.to_string().contains("6.6"), "{e}");
+    }
+
+    #[test]
+    fn what_the_kernel_says_is_explained() {
+        let described = Described::spr()
+            .link("/proc/77/fd/5", "/dev/vfio/42")
+            .file("/proc/77/comm", "other");
+        let node = Path::new("/dev/vfio/42");
+        let why = |failed: Failed| {
+            let machine = described.machine();
+            explain(&machine, &described.ntb(), node, Duration::from_secs(5), &failed)
+        };
+        let io = io::Error::from_raw_os_error;
+        let sys = vmm_sys_util::errno::Error::new;
+
+        let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EBUSY), "42".into())));
+        assert_eq!(e.name(), "node-busy");
+        assert!(
+            e.to_string().contains("process 77 (other)") && e.to_string().contains("5s"),
+            "{e}"
+        );
+        let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EACCES), "42".into())));
+        assert_eq!(e.name(), "no-permission");
+        let e = why(Failed::Vfio(VfioError::GroupViable));
+        assert_eq!(e.name(), "group-not-viable");
+        let e = why(Failed::Vfio(VfioError::ContainerSetIOMMU(sys(libc::EPERM))));
+        assert_eq!(e.name(), "no-permission");
+        assert!(e.to_string().contains("interrupt remapping"), "{e}");
+        let e = why(Failed::Vfio(VfioError::VfioExtension));
+        assert_eq!(e.name(), "no-kernel-interface");
+        let e = why(Failed::Vfio(VfioError::GroupGetDeviceFD(sys(libc::ENODEV))));
+        assert_eq!(e.name(), "device-io");
+        assert!(e.to_string().contains(NTB), "{e}");
+    }
+}
