@@ -274,6 +274,11 @@ impl Aperture {
         &self.refusals
     }
 
+    /// Whether the device vanished under a store: stores land nowhere since then.
+    pub fn lost(&self) -> bool {
+        self.map.as_ref().is_some_and(BarMap::lost)
+    }
+
     /// Address of `bytes` bytes at `offset`, for the store routines of [`ntb_mem::store`]; valid while the aperture
     /// lives. Fails with [`PciError::Hole`] where the mapping has one, and on trapped apertures.
     pub fn pointer(&self, offset: u64, bytes: u64) -> Result<*mut u8, NtbError> {
