@@ -36,7 +36,7 @@ struct Options {
         long,
         value_name = "DIR",
         conflicts_with = "sockets",
-        required_unless_present = "sockets"
+        required_unless_present_any = ["sockets", "dump_config"]
     )]
     socket_dir: Option<PathBuf>,
 
@@ -52,8 +52,8 @@ struct Options {
     #[arg(long, default_value_t = 256)]
     max_payload: u64,
 
-    /// How long the link trains once both ends ask for it.
-    #[arg(long, value_parser = parse_duration, default_value = "0")]
+    /// How long the link trains once both ends ask for it; 300ms for Linux guests on a busy machine.
+    #[arg(long, value_parser = parse_duration, default_value = "10ms")]
     train_time: Duration,
 
     /// What goes wrong, and when: see docs/emulator.md.
