@@ -5,6 +5,8 @@
 //! goes down and up keeps it), map through the IOMMU, open the window. A window is closed, and read back, before
 //! its mapping goes, and the mapping goes before the memory.
 
+pub mod memory_type;
+
 use std::sync::Arc;
 
 use ntb_mem::region::{Pages, Region, View};
