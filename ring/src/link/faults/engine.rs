@@ -318,6 +318,10 @@ impl State {
     fn finish(&mut self) {
         for unit in &mut self.pending {
             unit.due = Due::Now;
+            if self.shared.options.late > 0 {
+                // Where the link was lost it does not arrive now, but may in the next life.
+                self.saved.insert(unit.line, unit.image);
+            }
         }
         self.release();
         self.inner.flush();
