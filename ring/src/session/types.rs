@@ -287,6 +287,20 @@ pub struct Mismatch {
     pub theirs: String,
 }
 
+impl Mismatch {
+    pub(super) fn new(
+        item: &'static str,
+        ours: &dyn std::fmt::Display,
+        theirs: &dyn std::fmt::Display,
+    ) -> Self {
+        Self {
+            item,
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+        }
+    }
+}
+
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: ours {}, theirs {}", self.item, self.ours, self.theirs)

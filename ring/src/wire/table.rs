@@ -33,7 +33,7 @@ use super::{
 use crate::queue::{MAX_RING_LINES, MIN_RING_LINES};
 
 /// Longest name of a channel in bytes.
-pub const NAME_MAX: usize = 32;
+pub(crate) const NAME_MAX: usize = 32;
 
 const CHECK: u8 = 1;
 const SMALLER: u8 = 2;
@@ -80,6 +80,22 @@ impl Entry {
     /// First line of the channel in the writer's inbound memory.
     pub(crate) fn first_line(&self) -> u64 {
         u64::from(self.first_page) * PAGE_LINES
+    }
+
+    /// True when this entry can have been posted in place of `old`, and not before it: within a generation only the pair
+    /// changes and closing is final, so a line that was overtaken by a later one, or that a broken peer changed, is not
+    /// taken in.
+    pub(crate) fn follows(&self, old: &Self) -> bool {
+        if self.generation != old.generation {
+            return !is_older(self.generation, old.generation);
+        }
+        let unchanged = Self {
+            open: self.open,
+            echo: self.echo,
+            key: self.key,
+            ..*old
+        };
+        *self == unchanged && (old.open || !self.open)
     }
 
     pub(crate) fn encode(&self, direction: u64, slot: u64) -> Line {
@@ -146,7 +162,7 @@ pub(crate) fn digest(last_words: &[u64]) -> u32 {
 }
 
 /// True when generation `a` is older than `b`, across the wrap.
-pub(crate) fn is_older(a: u16, b: u16) -> bool {
+fn is_older(a: u16, b: u16) -> bool {
     a != b && b.wrapping_sub(a) <= u16::MAX >> 1
 }
 
@@ -199,6 +215,29 @@ mod tests {
         assert!(Name::new("a\0b").is_none());
         assert!(Name::new(&"x".repeat(33)).is_none());
         assert_eq!(Name::new(&"x".repeat(32)).unwrap().text(), "x".repeat(32));
+    }
+
+    #[test]
+    fn an_entry_follows_only_what_it_can_replace() {
+        let old = sample();
+        let next = Entry {
+            generation: 4,
+            first_page: 9,
+            ..old
+        };
+        assert!(next.follows(&old) && !old.follows(&next));
+        let closed = Entry { open: false, ..old };
+        assert!(closed.follows(&old) && !old.follows(&closed));
+        assert!(Entry { echo: 9, ..old }.follows(&old));
+        assert!(!Entry { first_page: 9, ..old }.follows(&old));
+        assert!(!Entry { ring_lines: 4, ..old }.follows(&old));
+        assert!(
+            !Entry {
+                name: Name::new("x").unwrap(),
+                ..old
+            }
+            .follows(&old)
+        );
     }
 
     #[test]
