@@ -3,17 +3,26 @@
 //! A [`Link`] is the control side: memory for each direction, a few registers, doorbells, and the state of the wire. The
 //! data side is a [`engine::StoreEngine`]. Links know nothing of sessions, channels or rings.
 
+pub mod combining;
+#[doc(hidden)]
+pub mod conformance;
+mod doorbell;
+mod ends;
 pub mod engine;
+pub mod faults;
+pub mod pair;
+mod random;
+pub mod select;
+pub mod soft;
+mod wrapped;
 
-use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::time::Duration;
 
 use ntb_mem::region::View;
 
+pub use doorbell::Doorbell;
 use engine::Engine;
+pub use wrapped::{EngineHook, Wrapped};
 
 /// Registers that each side can write at the other: as many scratchpads as every bridge has.
 pub const REGISTERS: usize = 8;
@@ -98,51 +107,13 @@ pub struct LinkError {
     pub errno: Option<i32>,
 }
 
-/// Something a thread can sleep on until the peer rings.
-#[derive(Clone, Debug)]
-pub struct Doorbell(Arc<OwnedFd>);
-
-impl Doorbell {
-    /// A doorbell over an event descriptor (counter semantics, non-blocking).
-    pub fn new(fd: OwnedFd) -> Self {
-        Self(Arc::new(fd))
-    }
-
-    /// Sleeps until rung or until `timeout`; takes all pending rings. True when there was one.
-    pub fn wait(&self, timeout: Duration) -> bool {
-        let mut fds = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::IN)];
-        let timeout = rustix::event::Timespec {
-            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        match rustix::event::poll(&mut fds, Some(&timeout)) {
-            Ok(n) if n > 0 => self.take(),
-            _ => false,
-        }
-    }
-
-    /// Takes all pending rings without sleeping. True when there was one.
-    pub fn take(&self) -> bool {
-        let mut count = [0; 8];
-        rustix::io::read(&*self.0, &mut count).is_ok()
-    }
-
-    /// Rings it from this process.
-    pub fn ring(&self) {
-        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes()); // a full counter is a ring already
-    }
-}
-
-impl AsFd for Doorbell {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
 /// The control side of a transport. Driven by one thread, the service thread; the data path does not come here.
 pub trait Link: Send + std::fmt::Debug {
     /// What to print about it.
     fn facts(&self) -> LinkFacts;
+
+    /// What its engines keep in order.
+    fn order(&self) -> engine::Order;
 
     /// Drives the transport without blocking: accepts or connects, notices loss, takes up what arrived. An error is
     /// final for this link; loss of the peer is not an error.

@@ -72,6 +72,9 @@ pub struct ConsumerStats {
 /// How long a message whose mark has arrived may stay incomplete before it counts as corrupt, by default.
 pub const INCOMPLETE_DEADLINE: Duration = Duration::from_millis(500);
 
+/// Empty polls between two looks for messages that were sent and have not arrived.
+const OVERDUE_EVERY: u32 = 4096;
+
 /// A block (message or run) whose lines are complete and partly consumed.
 #[derive(Clone, Copy)]
 struct Block {
@@ -98,9 +101,12 @@ pub struct Consumer<E, I> {
     seq: u64,
     /// Lines given back.
     credited: u64,
-    /// Raw starved word last seen, and the count it asks for while not yet given.
-    starved: u64,
+    /// Raw starved words last seen, and the count they ask for while not yet given.
+    starved: [u64; 2],
     wanted: Option<u64>,
+    /// Empty polls, and since when a message that was sent has not arrived.
+    empty_polls: u32,
+    overdue: Option<(u64, Instant)>,
     block: Option<Block>,
     scratch: Vec<u8>,
     incomplete: Option<(u64, Instant)>,
@@ -134,8 +140,10 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             tail: 0,
             seq: lane.first_seq,
             credited: 0,
-            starved: 0,
+            starved: [0; 2],
             wanted: None,
+            empty_polls: 0,
+            overdue: None,
             block: None,
             scratch: Vec::new(),
             incomplete: None,
@@ -407,6 +415,10 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Nothing there: the moment to see whether the producer waits for a credit.
     fn idle(&mut self) -> RecvError {
         self.look_starved();
+        self.empty_polls = self.empty_polls.wrapping_add(1);
+        if self.empty_polls.is_multiple_of(OVERDUE_EVERY) {
+            self.look_overdue();
+        }
         match self.corrupt {
             Some(why) => RecvError::Corrupt { seq: self.seq, why },
             None => RecvError::Empty,
@@ -415,19 +427,52 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
 
     #[inline(always)]
     fn look_starved(&mut self) {
-        let word = self.control.load(page::STARVED as usize * LINE_WORDS, Acquire); // C3
-        if word != self.starved {
-            self.starved = word;
-            self.wanted = self.lane.to_consumer.open(word).map(|v| widen48(v, self.tail));
+        let at = page::STARVED as usize * LINE_WORDS;
+        let words = [self.control.load(at, Acquire), self.control.load(at + 1, Acquire)]; // C3
+        if words != self.starved {
+            self.starved = words;
+            self.wanted = self
+                .lane
+                .to_consumer
+                .open(words[0])
+                .map(|v| widen48(v, self.tail));
         }
         if let Some(wanted) = self.wanted
             && self.tail.wrapping_sub(wanted) as i64 >= 0
         {
+            // Also when that much was credited before: then the credit has not got through.
             self.wanted = None;
-            if wanted.wrapping_sub(self.credited) as i64 > 0 {
-                self.post_credit();
-            }
+            self.post_credit();
         }
+    }
+
+    /// Notices a message that the peer says it has sent and that does not come.
+    #[cold]
+    fn look_overdue(&mut self) {
+        let word = self.control.load(page::SENT as usize * LINE_WORDS, Acquire);
+        let behind = self
+            .lane
+            .to_consumer
+            .open(word)
+            .map(|v| widen48(v, self.seq))
+            .is_some_and(|sent| sent.wrapping_sub(self.seq) as i64 > 0);
+        self.overdue = match self.overdue {
+            _ if !behind => None,
+            Some((seq, since)) if seq == self.seq => {
+                if since.elapsed() >= self.deadline {
+                    self.corrupt
+                        .get_or_insert("a message that was sent has not arrived");
+                }
+                self.overdue
+            }
+            _ => Some((self.seq, Instant::now())),
+        };
+    }
+
+    /// True when the mark of the next message is there, complete or not.
+    pub fn has_arrived(&self) -> bool {
+        let at = (self.tail & self.mask) as usize * LINE_WORDS + LINE_WORDS - 1;
+        self.block.is_some() || line::is_due(self.ring.load(at, Acquire), self.lane.to_consumer, self.seq)
     }
 
     /// Gives back everything consumed so far, if anything.

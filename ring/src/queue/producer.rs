@@ -55,6 +55,10 @@ pub enum SendError {
     },
 }
 
+/// Refusals after which a producer asks again for the credit it waits for: many milliseconds of spinning, so that a
+/// reader that is merely slow is hardly ever asked twice.
+const REPOST_AFTER: u32 = 1 << 20;
+
 /// What a producer has counted. Exact: every call is in exactly one of `messages` and `refused`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProducerStats {
@@ -86,8 +90,12 @@ pub struct Producer<E, I> {
     seq: u64,
     /// Lines the consumer has given back, as last read: never ahead of the truth.
     credit: u64,
-    /// Count of consumed lines last posted as wanted; 0 for none.
-    wanted: u64,
+    /// Count of consumed lines last posted as wanted, refusals since, and times it was posted.
+    wanted: Option<u64>,
+    waiting: u32,
+    attempt: u64,
+    /// Refusals since the last credit.
+    refused_in_a_row: u32,
     sent: Arc<AtomicU64>,
     staging: Vec<u8>,
     stats: ProducerStats,
@@ -117,7 +125,10 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             head: 0,
             seq: lane.first_seq,
             credit: 0,
-            wanted: 0,
+            wanted: None,
+            waiting: 0,
+            attempt: 0,
+            refused_in_a_row: 0,
             sent: Arc::new(AtomicU64::new(lane.first_seq)),
             staging: Vec::new(),
             stats: ProducerStats::default(),
@@ -360,7 +371,10 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             });
         }
         self.credit = credit;
-        self.stats.credits += u64::from(gained > 0);
+        if gained > 0 {
+            self.refused_in_a_row = 0;
+            self.stats.credits += 1;
+        }
         Ok(gained > 0)
     }
 
@@ -391,19 +405,28 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             want.wrapping_sub(self.credit),
             self.head.wrapping_sub(self.credit),
         );
-        if wanted > by_itself || unread < by_itself {
+        self.refused_in_a_row = self.refused_in_a_row.saturating_add(1);
+        if wanted > by_itself || unread < by_itself || self.refused_in_a_row > REPOST_AFTER {
             self.post_starved(want);
         }
     }
 
-    /// Posts, once per count, that this side waits until so many lines are consumed.
+    /// Posts that this side waits until so many lines are consumed: once per count, and again after many refusals in
+    /// case the answer was lost on the way.
     fn post_starved(&mut self, want: u64) {
-        if self.wanted == want && want != 0 {
-            return;
+        if self.wanted == Some(want) {
+            self.waiting += 1;
+            if self.waiting < REPOST_AFTER {
+                return;
+            }
         }
-        self.wanted = want;
+        self.wanted = Some(want);
+        self.waiting = 0;
+        self.attempt = self.attempt.wrapping_add(1);
+        let key = self.lane.to_consumer;
         let mut content = Line::ZERO;
-        content.0[0] = self.lane.to_consumer.seal(want);
+        content.0[0] = key.seal(want);
+        content.0[1] = key.seal(self.attempt);
         self.engine.put(self.lane.consumer_base + page::STARVED, &content); // P4
         self.engine.flush();
         self.stats.starved += 1;

@@ -1,5 +1,15 @@
 //! What goes into a session and what comes out.
 
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
 use std::time::Duration;
 
 use ntb_mem::line::Line;
@@ -167,8 +177,12 @@ pub enum Action {
     Ring,
     /// A channel has both its sides: its ends may be made.
     ChannelUp(ChannelId, Lanes),
-    /// A channel's life has ended. Its ends learn of it by their own next call.
+    /// A channel's life has ended. Its ends learn of it by their own next call; what the reader has not taken yet stays
+    /// where it is until [`super::Session::reader_drained`] or [`Action::DrainEnded`].
     ChannelDown(ChannelId, CloseReason),
+    /// The reader of the channel's ended life has taken too long: what it has not taken is given up, and from now on the
+    /// peer may store over it.
+    DrainEnded(ChannelId),
     /// Tell the application.
     Event(Event),
 }
@@ -186,6 +200,17 @@ pub struct ChannelSpec {
     pub check: bool,
     /// Take the smaller of the two rings instead of failing when they differ. Works when either side asks for it.
     pub smaller_if_different: bool,
+}
+
+impl Default for ChannelSpec {
+    /// Rings of 4096 lines (256 KiB) in each direction, without checks where the link keeps order.
+    fn default() -> Self {
+        Self {
+            ring_lines: 4096,
+            check: false,
+            smaller_if_different: false,
+        }
+    }
 }
 
 /// Both directions of one life of a channel.
@@ -220,6 +245,8 @@ pub enum CloseReason {
     LinkLost,
     /// The peer stored something that cannot be.
     Corrupt,
+    /// The connection was closed at this side.
+    ClosedByUs,
 }
 
 impl CloseReason {
@@ -231,6 +258,7 @@ impl CloseReason {
             Self::PeerRestarted => "peer-restarted",
             Self::LinkLost => "link-lost",
             Self::Corrupt => "corrupt-peer-data",
+            Self::ClosedByUs => "closed",
         }
     }
 }
@@ -259,13 +287,28 @@ pub struct Mismatch {
     pub theirs: String,
 }
 
+impl Mismatch {
+    pub(super) fn new(
+        item: &'static str,
+        ours: &dyn std::fmt::Display,
+        theirs: &dyn std::fmt::Display,
+    ) -> Self {
+        Self {
+            item,
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+        }
+    }
+}
+
 impl std::fmt::Display for Mismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: ours {}, theirs {}", self.item, self.ours, self.theirs)
     }
 }
 
-/// What the application is told. Exactly one event a change, in order.
+/// What the application is told. Exactly one event a change, in order: states that have an event of their own (running,
+/// peer gone, link lost, refused) come as that and not as [`Event::State`] too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The state has changed.
@@ -359,6 +402,17 @@ pub enum OpenError {
         needed: u64,
         /// Largest free run in bytes.
         free: u64,
+    },
+    /// The connection has ended.
+    #[error("the connection has ended")]
+    Ended,
+    /// The inbound memory is too small for a session, or larger than 2^32 pages.
+    #[error("an inbound memory of {lines} lines cannot be used: at least {min} and at most 2^38 are needed")]
+    BadWindow {
+        /// Lines it has.
+        lines: u64,
+        /// Fewest.
+        min: u64,
     },
     /// Every channel number is in use.
     #[error("no more than {max} channels fit on a link")]
