@@ -26,11 +26,6 @@ impl Tied {
         &mut self.0
     }
 
-    /// The exit status if the child has ended, as text.
-    pub(crate) fn ended(&mut self) -> Option<String> {
-        self.0.try_wait().ok().flatten().map(|status| status.to_string())
-    }
-
     /// Ends the child by its process id and reaps it. No effect on one that has ended.
     pub(crate) fn kill(&mut self) {
         let _ = self.0.kill();

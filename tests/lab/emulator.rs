@@ -1,13 +1,70 @@
-//! The emulated bridge: one `ntb-emu` process that serves both ports.
+//! The emulated bridge that a scenario's guests share: a pair of ports in this process, each served to one QEMU.
+
 use std::path::{Path, PathBuf};
+
+use ntb_emu::model::{Action, Pair, PairConfig, SideId, Snapshot, family};
+use ntb_emu::server::{Endpoint, Limits, Server};
+
 use crate::error::LabError;
-use crate::scenario::Bridge;
+use crate::scenario::{Bridge, ROLES};
+
+const SIDES: [SideId; 2] = [SideId::A, SideId::B];
+
+/// The bridge of one scenario.
 #[derive(Debug)]
-pub(crate) struct Emulator { sockets: PathBuf }
+pub(crate) struct Emulator {
+    servers: Vec<(PathBuf, Server)>,
+    pair: Pair,
+}
+
 impl Emulator {
-    pub(crate) fn start(_bridge: Bridge, sockets: &Path, _logs: &Path) -> Result<Self, LabError> {
-        Ok(Self { sockets: sockets.to_owned() })
+    /// Makes the pair and serves it on two sockets in `folder`.
+    pub(crate) fn start(bridge: Bridge, folder: &Path) -> Result<Self, LabError> {
+        let refused = |why: String| LabError::Emulator { model: bridge.model, why };
+        let model = family(bridge.model).ok_or_else(|| refused("it has no model of that name".to_owned()))?;
+        let config = PairConfig { window_bytes: bridge.window_bytes, ..PairConfig::default() };
+        let pair = Pair::new(model, config).map_err(|errno| refused(errno.to_string()))?;
+        let mut servers = Vec::new();
+        for (side, role) in SIDES.into_iter().zip(ROLES) {
+            let socket = folder.join(format!("{role}.sock"));
+            let endpoint = Endpoint::Path(socket.clone());
+            let server = Server::start(endpoint, pair.port(side).clone(), Limits::default())
+                .map_err(|error| refused(error.to_string()))?;
+            servers.push((socket, server));
+        }
+        Ok(Self { servers, pair })
     }
-    pub(crate) fn socket(&self, at: usize) -> PathBuf { self.sockets.join(if at == 0 { "a.sock" } else { "b.sock" }) }
-    pub(crate) fn ended(&mut self) -> Option<String> { None }
+
+    /// Where the guest in this place finds its port.
+    pub(crate) fn socket(&self, place: usize) -> &Path {
+        &self.servers[place].0
+    }
+
+    /// Does what a guest cannot do itself; answers whether it knows the action.
+    pub(crate) fn act(&self, place: usize, action: &str) -> bool {
+        let action = match action {
+            "cable out" => Action::LinkDown,
+            "cable in" => Action::LinkUp,
+            "remove" => Action::Remove(SIDES[place]),
+            "return" => Action::Return(SIDES[place]),
+            _ => return false,
+        };
+        self.pair.act(action);
+        true
+    }
+
+    /// What a client did that a correct one does not.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let fault = |(role, (_, server)): (char, &(PathBuf, Server))| {
+            let stats = server.stats();
+            let last = stats.last_fault()?;
+            Some(format!("emulator: port {role}: {} faults of its client, the last: {last}", stats.faults()))
+        };
+        ROLES.into_iter().zip(&self.servers).filter_map(fault).collect()
+    }
+
+    /// What crossed the link.
+    pub(crate) fn counts(&self) -> Snapshot {
+        self.pair.snapshot()
+    }
 }

@@ -33,8 +33,8 @@ pub(crate) enum LabError {
     #[error("no scenario matches {pattern:?}; `lab list` names them")]
     UnknownScenario { pattern: String },
 
-    #[error("the emulator did not serve {socket} within {seconds} s; its output ends:\n{tail}")]
-    EmulatorSilent { socket: PathBuf, seconds: u64, tail: String },
+    #[error("the emulator cannot make a pair of {model} ports: {why}")]
+    Emulator { model: &'static str, why: String },
 }
 
 impl LabError {
@@ -49,7 +49,7 @@ impl LabError {
             Self::Incomplete { .. } => "incomplete",
             Self::NoCacheFolder { .. } => "no-cache-folder",
             Self::UnknownScenario { .. } => "unknown-scenario",
-            Self::EmulatorSilent { .. } => "emulator-silent",
+            Self::Emulator { .. } => "emulator",
         }
     }
 
@@ -57,7 +57,7 @@ impl LabError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::UnknownScenario { .. } | Self::KernelFolder { .. } | Self::NoMirror { .. } => 2,
-            Self::EmulatorSilent { .. } => 4,
+            Self::Emulator { .. } => 3,
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => 6,
             Self::NoCacheFolder { .. } => 6,
             Self::Io { .. } | Self::MissingTool { .. } | Self::Command { .. } | Self::Incomplete { .. } => 1,

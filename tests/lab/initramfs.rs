@@ -17,7 +17,6 @@ pub(crate) fn pack(prepared: &Prepared, script: &str, programs: &[PathBuf]) -> R
         archive.folder(folder);
     }
     archive.device("dev/console", 5, 1);
-    archive.device("dev/null", 1, 3);
     archive.file_from("bin/busybox", &prepared.busybox())?;
     archive.symlink("bin/sh", "busybox");
     archive.file("init", INIT.as_bytes());

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ntb_emu::model::Snapshot;
 use serde::Serialize;
 
 use crate::error::{Context as _, LabError};
@@ -38,6 +39,8 @@ pub(crate) struct Outcome {
     pub steps: Vec<Step>,
     /// What guests reported besides: measured values, evidence.
     pub notes: Vec<String>,
+    /// What the emulator counted, where there is one.
+    pub bridge: Option<Snapshot>,
     /// Folder with consoles and channel logs, where kept.
     pub logs: Option<PathBuf>,
 }

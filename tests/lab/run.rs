@@ -51,10 +51,7 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let archive = initramfs::pack(prepared, scenario.script, &[])?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
-    let mut emulator = match scenario.bridge {
-        Some(bridge) => Some(Emulator::start(bridge, &place.sockets, &place.logs)?),
-        None => None,
-    };
+    let emulator = scenario.bridge.map(|bridge| Emulator::start(bridge, &place.sockets)).transpose()?;
     let (sender, events) = mpsc::channel();
     let start = Instant::now();
     let mut guests = Vec::new();
@@ -67,22 +64,20 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
             machine,
             initramfs: &initramfs,
             settings: &settings,
-            port: socket.as_deref(),
+            port: socket,
             logs: &place.logs,
         };
         guests.push(Guest::start(prepared, &start, sender.clone())?);
     }
     drop(sender);
 
-    let mut run = Run { scenario, start, guests, stories: Default::default(), talk: Vec::new() };
+    let mut run = Run { scenario, start, guests, emulator, stories: Default::default(), talk: Vec::new() };
     run.follow(&events);
     for guest in &mut run.guests {
         guest.kill();
     }
-    let ended = emulator.as_mut().and_then(Emulator::ended);
-    drop(emulator);
     fs::remove_file(&initramfs).context("remove", &initramfs)?;
-    run.judge(place, ended)
+    run.judge(place)
 }
 
 fn settings(scenario: &Scenario, at: usize) -> Vec<(&'static str, String)> {
@@ -102,10 +97,18 @@ struct Story {
     ended: bool,
 }
 
+impl Story {
+    /// Nothing good can come from this guest any more.
+    fn lost(&self) -> bool {
+        self.failure.is_some() || (self.ended && !self.done)
+    }
+}
+
 struct Run<'a> {
     scenario: &'a Scenario,
     start: Instant,
     guests: Vec<Guest>,
+    emulator: Option<Emulator>,
     stories: [Story; 2],
     /// Everything said over the channels, with the time.
     talk: Vec<u8>,
@@ -122,8 +125,7 @@ impl Run<'_> {
                 Ok(Event::Ended(at)) => self.stories[at].ended = true,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
             }
-            let lost = |story: &Story| story.failure.is_some() || (story.ended && !story.done);
-            if self.stories.iter().any(lost) {
+            if self.stories.iter().any(Story::lost) {
                 deadline = deadline.min(Instant::now() + GRACE);
             }
         }
@@ -141,18 +143,25 @@ impl Run<'_> {
             "fail" => story.failure = Some(rest.to_owned()),
             "done" => story.done = true,
             "put" => self.guests[1 - at].tell(line),
+            "bridge" => {
+                let answer = match self.emulator.as_ref().map(|emulator| emulator.act(at, rest)) {
+                    Some(true) => "done",
+                    Some(false) | None => "unknown",
+                };
+                self.guests[at].tell(&format!("put bridge {answer}"));
+            }
             // Not one of the script's lines: kept in the talk log, where an author of scripts looks.
             _ => {}
         }
     }
 
-    fn judge(self, place: &Place, emulator_ended: Option<String>) -> Result<Outcome, LabError> {
+    fn judge(self, place: &Place) -> Result<Outcome, LabError> {
         let talk = place.logs.join("talk");
         fs::write(&talk, &self.talk).context("write", &talk)?;
         let seconds = self.start.elapsed().as_secs_f64();
         let mut reasons = Vec::new();
-        if let Some(status) = emulator_ended {
-            reasons.push(format!("the emulator ended by itself ({status})"));
+        if let Some(emulator) = &self.emulator {
+            reasons.extend(emulator.faults());
         }
         for (at, role) in ROLES.into_iter().enumerate() {
             reasons.extend(self.verdict(at).into_iter().map(|reason| format!("guest {role}: {reason}")));
@@ -179,6 +188,7 @@ impl Run<'_> {
             reasons,
             steps,
             notes: notes.collect(),
+            bridge: self.emulator.as_ref().map(Emulator::counts),
             logs: Some(place.logs.clone()),
         })
     }
@@ -192,8 +202,7 @@ impl Run<'_> {
         }
         if !story.done {
             // The other guest's failure ends the run early; this one is then only a bystander.
-            let other_failed = self.stories[1 - at].failure.is_some();
-            return match (story.ended, other_failed) {
+            return match (story.ended, self.stories[1 - at].lost()) {
                 (true, _) => vec![format!("ended in {step} without a word")],
                 (false, true) => vec![],
                 (false, false) => vec![format!("still in {step} when the time was up")],
@@ -217,8 +226,6 @@ impl Run<'_> {
             let complaints = qemu.lines().filter(|line| line.starts_with("qemu"));
             lines.extend(complaints.map(|line| format!("[{role} QEMU] {line}")));
         }
-        let emulator = tail(&place.logs.join("emulator"), 6);
-        lines.extend(emulator.lines().map(|line| format!("[emulator] {line}")));
         lines
     }
 }

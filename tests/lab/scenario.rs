@@ -14,9 +14,9 @@ pub(crate) struct Scenario {
     /// Runs in both guests; `ROLE` is `a` or `b`, `PEER` the other.
     pub script: &'static str,
     /// Further environment of the script.
-    pub settings: &'static [(&'static str, &'static str)],
+    pub settings: Vec<(&'static str, &'static str)>,
     /// Steps that must be reported as passed, by both guests; `a:NAME` or `b:NAME` by that one only.
-    pub steps: &'static [&'static str],
+    pub steps: Vec<&'static str>,
     /// Kernel complaints that belong to the scenario; any other fails it.
     pub tolerates: &'static [&'static str],
     pub time_limit: Duration,

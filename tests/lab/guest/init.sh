@@ -8,7 +8,7 @@ mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t debugfs debugfs /sys/kernel/debug
 mount -t tmpfs tmpfs /tmp
-[ -c /dev/null ] || mount -t devtmpfs devtmpfs /dev
+mount -t devtmpfs devtmpfs /dev
 
 for port in /sys/class/virtio-ports/*; do
     [ "$(cat "$port/name")" = lab ] && exec 3<>"/dev/${port##*/}"

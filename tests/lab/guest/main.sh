@@ -1,7 +1,7 @@
 # What every scenario's script can use. Sourced with -e: a command that fails ends the guest and the step.
 #
-# Lines to the lab:   begin STEP | pass STEP | note TEXT | fail STEP: WHY | put KEY VALUE | done
-# Lines from the lab: put KEY VALUE, as the other guest said it
+# Lines to the lab:   begin STEP | pass STEP | note TEXT | fail STEP: WHY | put KEY VALUE | bridge ACTION | done
+# Lines from the lab: put KEY VALUE, as the other guest said it; put bridge done, when the action is taken
 set -eu
 
 STEP=start
@@ -48,6 +48,12 @@ get() {
 meet() {
     put "$1" here
     get "$1" "${2:-60}" >/dev/null
+}
+
+# bridge ACTION: what no guest can do itself, such as pulling the cable.
+bridge() {
+    say "bridge $*"
+    holds "the emulator does not know" [ "$(get bridge)" = done ]
 }
 
 # within SECONDS WHY COMMAND...: tries until the command succeeds.

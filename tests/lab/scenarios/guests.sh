@@ -1,7 +1,7 @@
 # Guests without a bridge: what every other scenario takes for granted.
 
 step modules
-for module in ntb_hw_intel ntb_hw_amd ntb_hw_epf ntb_pingpong ntb_tool ntb_perf ntb_transport ntb_netdev; do
+for module in ntb_hw_intel ntb_hw_amd ntb_hw_epf ntb_pingpong ntb_tool ntb_perf ntb_transport; do
     load $module
 done
 pass
