@@ -1,12 +1,19 @@
 //! The emulated bridge that a scenario's guests share: a pair of ports in this process, each served to one QEMU.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ntb_emu::model::{Action, Pair, PairConfig, SideId, Snapshot, family};
 use ntb_emu::server::{Endpoint, Limits, Server};
 
 use crate::error::LabError;
 use crate::scenario::{Bridge, ROLES};
+
+/// How long the link trains. A real link takes milliseconds. With none at all the kernel's `ntb_transport` can
+/// hang for good: its probe asks for the link, finds it down, and queues a clean-up; when the link comes up before
+/// that has run, the clean-up cancels the work that the link's coming had queued, and clears scratchpads that the
+/// peer has filled already. Long enough that a guest on a busy machine has run its clean-up by then.
+const TRAINING: Duration = Duration::from_millis(300);
 
 const SIDES: [SideId; 2] = [SideId::A, SideId::B];
 
@@ -22,7 +29,7 @@ impl Emulator {
     pub(crate) fn start(bridge: Bridge, folder: &Path) -> Result<Self, LabError> {
         let refused = |why: String| LabError::Emulator { model: bridge.model, why };
         let model = family(bridge.model).ok_or_else(|| refused("it has no model of that name".to_owned()))?;
-        let config = PairConfig { window_bytes: bridge.window_bytes, ..PairConfig::default() };
+        let config = PairConfig { window_bytes: bridge.window_bytes, train_time: TRAINING, ..PairConfig::default() };
         let pair = Pair::new(model, config).map_err(|errno| refused(errno.to_string()))?;
         let mut servers = Vec::new();
         for (side, role) in SIDES.into_iter().zip(ROLES) {

@@ -16,12 +16,17 @@ pass() { say "pass $STEP"; STEP="after $STEP"; }
 # fail WHY: this guest can not go on.
 fail() {
     trap - EXIT
+    set +e
+    evidence 2>&1 | tail -n 60 | while read -r line; do note "evidence $line"; done
     say "fail $STEP: $*"
     echo "lab: fail $STEP: $*" >/dev/kmsg
     sync
     poweroff -f
     sleep 60
 }
+
+# evidence: prints what a reader of a failure should see; a scenario's script has its own.
+evidence() { :; }
 
 unexpected_end() {
     tail -n 6 /tmp/trace | while read -r line; do note "trace $line"; done
@@ -62,7 +67,7 @@ within() {
     shift 2
     until "$@"; do
         [ "$(cut -d. -f1 /proc/uptime)" -lt "$within_end" ] || fail "$within_why: $*"
-        sleep 0.1
+        sleep 0.02
     done
 }
 
