@@ -117,9 +117,11 @@ fn arguments(prepared: &Prepared, start: &Start<'_>, console: &Path) -> Vec<Stri
     add("-device", "virtio-serial-pci,id=channel,addr=4".into());
     add("-device", "virtserialport,bus=channel.0,chardev=lab,name=lab".into());
     if let Some(socket) = start.port {
+        // In a slot of its own: QEMU takes the link registers off a function that sits on the root bus.
+        add("-device", "pcie-root-port,id=ntb-slot,chassis=1,addr=5".into());
         let address = serde_json::json!({
             "driver": "vfio-user-pci",
-            "addr": "5",
+            "bus": "ntb-slot",
             "socket": { "type": "unix", "path": socket },
         });
         add("-device", address.to_string());

@@ -29,7 +29,7 @@ const COMPLAINTS: &[&str] = &[
 ];
 
 /// How long the other guest may go on after one has failed, for its side of the story.
-const GRACE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Where a scenario's files go.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     }
     drop(sender);
 
-    let mut run = Run { scenario, start, guests, emulator, stories: Default::default(), talk: Vec::new() };
+    let mut run = Run { scenario, start, guests, emulator, stories: Default::default(), first_failure: None, talk: Vec::new() };
     run.follow(&events);
     for guest in &mut run.guests {
         guest.kill();
@@ -110,6 +110,8 @@ struct Run<'a> {
     guests: Vec<Guest>,
     emulator: Option<Emulator>,
     stories: [Story; 2],
+    /// The guest that failed first.
+    first_failure: Option<usize>,
     /// Everything said over the channels, with the time.
     talk: Vec<u8>,
 }
@@ -140,7 +142,12 @@ impl Run<'_> {
             "begin" => rest.clone_into(&mut story.step),
             "pass" => story.passed.push((rest.to_owned(), elapsed)),
             "note" => story.notes.push(rest.to_owned()),
-            "fail" => story.failure = Some(rest.to_owned()),
+            "fail" => {
+                story.failure = Some(rest.to_owned());
+                // The first to fail is the one to blame; the other is asked for its side of the story.
+                self.first_failure.get_or_insert(at);
+                self.guests[1 - at].tell("abort");
+            }
             "done" => story.done = true,
             "put" => self.guests[1 - at].tell(line),
             "bridge" => {
@@ -198,7 +205,7 @@ impl Run<'_> {
         let story = &self.stories[at];
         let step = if story.step.is_empty() { "start-up" } else { &story.step };
         if let Some(failure) = &story.failure {
-            return vec![failure.clone()];
+            return if self.first_failure == Some(at) { vec![failure.clone()] } else { vec![] };
         }
         if !story.done {
             // The other guest's failure ends the run early; this one is then only a bystander.

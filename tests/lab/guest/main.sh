@@ -1,7 +1,8 @@
 # What every scenario's script can use. Sourced with -e: a command that fails ends the guest and the step.
 #
 # Lines to the lab:   begin STEP | pass STEP | note TEXT | fail STEP: WHY | put KEY VALUE | bridge ACTION | done
-# Lines from the lab: put KEY VALUE, as the other guest said it; put bridge done, when the action is taken
+# Lines from the lab: put KEY VALUE, as the other guest said it; put bridge done, when the action is taken;
+#                     abort, when the other guest has failed
 set -eu
 
 STEP=start
@@ -43,7 +44,8 @@ get() {
     while [ ! -e "/run/mail/$get_key" ]; do
         IFS=' ' read -r -t "$get_limit" get_verb get_name get_value <&3 ||
             fail "the other guest did not say \"$get_key\" within $get_limit s"
-        [ "$get_verb" = put ] && echo "$get_value" >"/run/mail/$get_name"
+        [ "$get_verb" != abort ] || fail "the other guest failed"
+        echo "$get_value" >"/run/mail/$get_name"
     done
     cat "/run/mail/$get_key"
     rm "/run/mail/$get_key"
