@@ -1,9 +1,12 @@
 //! A user-space driver for PCIe Non-Transparent Bridges.
 //!
-//! Three layers, each behind a seam that has several implementations:
+//! Layers:
 //!
 //! - [`pci`]: one PCI function: configuration space, BARs, interrupts, DMA ([`pci::PciFunction`]).
 //! - [`hw`]: one NTB port on top of it: link, windows, doorbells, scratchpads.
+//! - [`window`]: memory that the peer reaches, and the aperture onto the peer's.
+//!
+//! [`conformance`] has the test suites that every implementation of a seam must pass.
 //!
 //! Nothing here knows of rings or messages. Whatever a peer or a device answers is checked; all ones is taken
 //! for "nobody answered" before it is taken for anything else.
@@ -19,5 +22,8 @@
     )
 )]
 
+pub mod address;
+pub mod conformance;
 pub mod hw;
 pub mod pci;
+pub mod window;

@@ -158,8 +158,8 @@ impl Region {
 
     /// Maps memory that a peer handed over as a descriptor.
     ///
-    /// The descriptor must be a memory file sealed against shrinking, and at least `bytes` long: otherwise its owner
-    /// could make every access fault, so it is refused.
+    /// The descriptor must be a memory file sealed against resizing, and exactly `bytes` long: otherwise its owner
+    /// could make every access fault, or a part of a huge page would be mapped that cannot be unmapped, so it is refused.
     pub fn from_peer(fd: OwnedFd, bytes: u64) -> Result<Self, RegionError> {
         if bytes == 0 || !bytes.is_multiple_of(LINE_BYTES as u64) {
             return Err(RegionError::BadSize { bytes });
@@ -167,9 +167,9 @@ impl Region {
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|_| RegionError::BadDescriptor {
             why: "it is not a memory file",
         })?;
-        if !seals.contains(SealFlags::SHRINK) {
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(RegionError::BadDescriptor {
-                why: "it is not sealed against shrinking",
+                why: "it is not sealed against resizing",
             });
         }
         let stat = rustix::fs::fstat(&fd).map_err(|errno| RegionError::Kernel {
@@ -177,9 +177,9 @@ impl Region {
             bytes,
             errno,
         })?;
-        if u64::try_from(stat.st_size).unwrap_or(0) < bytes {
+        if u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(RegionError::BadDescriptor {
-                why: "it is shorter than announced",
+                why: "it is shorter or longer than announced",
             });
         }
         let page_bytes = u64::try_from(stat.st_blksize)
@@ -359,19 +359,78 @@ impl View {
         self.word(index).store(value.to_le(), order);
     }
 
-    /// Copies the line out, word 7 first and with acquire: if it is the new one, so are the others.
+    /// Stores a line: words 0 to 6, then word 7 with release.
     ///
     /// # Panics
     /// When `line` is not below [`View::lines`].
     #[inline(always)]
-    pub fn load_line(&self, line: u64) -> Line {
-        let base = line as usize * LINE_WORDS;
-        let mut out = Line::ZERO;
-        out.0[LINE_WORDS - 1] = self.load(base + LINE_WORDS - 1, Ordering::Acquire);
-        for i in 0..LINE_WORDS - 1 {
-            out.0[i] = self.load(base + i, Ordering::Relaxed);
+    pub fn store_line(&self, line: u64, content: &Line) {
+        assert!(line < self.lines(), "line outside the view");
+        // SAFETY: in bounds by the line above; lines of a page-aligned mapping are aligned to 64; mapped as long as
+        // `_region` lives, and no reference to it exists anywhere.
+        unsafe { crate::store::write_back(self.base.add(line as usize * LINE_WORDS), content) };
+    }
+
+    /// Copies bytes out, from byte `from` on: each word is loaded once, relaxed.
+    ///
+    /// # Panics
+    /// When the range does not lie inside the view.
+    pub fn copy_out(&self, from: usize, dst: &mut [u8]) {
+        let mut at = from;
+        let (head, rest) = dst.split_at_mut(dst.len().min(at.wrapping_neg() % 8));
+        if !head.is_empty() {
+            let word = self.load(at / 8, Ordering::Relaxed).to_le_bytes();
+            head.copy_from_slice(&word[at % 8..at % 8 + head.len()]);
+            at += head.len();
         }
-        out
+        let mut words = rest.chunks_exact_mut(8);
+        let count = words.len();
+        assert!(at / 8 + count <= self.words, "range outside the view");
+        for (i, slot) in (&mut words).enumerate() {
+            // SAFETY: in bounds by the assertion above; otherwise as in `word`.
+            let word = unsafe { AtomicU64::from_ptr(self.base.add(at / 8 + i)) }.load(Ordering::Relaxed);
+            slot.copy_from_slice(&word.to_ne_bytes());
+        }
+        let tail = words.into_remainder();
+        if !tail.is_empty() {
+            let word = self.load(at / 8 + count, Ordering::Relaxed).to_le_bytes();
+            tail.copy_from_slice(&word[..tail.len()]);
+        }
+    }
+
+    /// Copies bytes in, to byte `to`, a multiple of 64, and fills the last line up with zeros. Stores are whole words,
+    /// relaxed.
+    ///
+    /// # Panics
+    /// When the lines do not lie inside the view, or `to` is not the start of a line.
+    pub fn copy_in(&self, to: usize, bytes: &[u8]) {
+        let base = to / 8;
+        let padded = bytes.len().next_multiple_of(LINE_BYTES) / 8;
+        assert!(
+            to.is_multiple_of(LINE_BYTES) && base + padded <= self.words,
+            "range outside the view"
+        );
+        let words = bytes.chunks_exact(8);
+        let mut at = base;
+        let store = |at: usize, word: u64| {
+            // SAFETY: in bounds by the assertion above; otherwise as in `word`.
+            unsafe { AtomicU64::from_ptr(self.base.add(at)) }.store(word, Ordering::Relaxed);
+        };
+        let rest = words.remainder();
+        for word in words {
+            store(at, u64::from_ne_bytes(word.try_into().unwrap_or([0; 8])));
+            at += 1;
+        }
+        if !rest.is_empty() {
+            let mut word = [0; 8];
+            word[..rest.len()].copy_from_slice(rest);
+            store(at, u64::from_ne_bytes(word));
+            at += 1;
+        }
+        while at < base + padded {
+            store(at, 0);
+            at += 1;
+        }
     }
 }
 
@@ -422,11 +481,13 @@ mod tests {
             Err(RegionError::BadDescriptor { .. })
         ));
         let short = Region::allocate(4096, Pages::Normal).unwrap();
-        let fd = short.descriptor().try_clone_to_owned().unwrap();
-        assert!(matches!(
-            Region::from_peer(fd, 1 << 20),
-            Err(RegionError::BadDescriptor { .. })
-        ));
+        for announced in [64, short.bytes() - 64, 1 << 20] {
+            let fd = short.descriptor().try_clone_to_owned().unwrap();
+            assert!(matches!(
+                Region::from_peer(fd, announced),
+                Err(RegionError::BadDescriptor { .. })
+            ));
+        }
     }
 
     #[test]
@@ -441,6 +502,34 @@ mod tests {
         theirs.store(0, 2, Ordering::Relaxed);
         assert_eq!(mine.load(0, Ordering::Relaxed), 1);
         assert_eq!(theirs.load(1, Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn copies_of_every_offset_and_length() {
+        let region = Arc::new(Region::allocate(4096, Pages::Normal).unwrap());
+        let view = region.view();
+        let bytes: Vec<u8> = (0..=255).collect();
+        for len in 0..=256 {
+            for word in 0..view.words() {
+                view.store(word, u64::MAX, Ordering::Relaxed);
+            }
+            view.copy_in(128, &bytes[..len]);
+            let padded = len.next_multiple_of(64);
+            let mut out = vec![0; 64 + padded + 64];
+            view.copy_out(64, &mut out);
+            assert!(out[..64].iter().all(|b| *b == 0xff));
+            assert_eq!(out[64..64 + len], bytes[..len]);
+            assert!(out[64 + len..64 + padded].iter().all(|b| *b == 0));
+            assert!(out[64 + padded..].iter().all(|b| *b == 0xff));
+        }
+        view.copy_in(0, &bytes);
+        for from in 0..64 {
+            for len in 0..128 {
+                let mut out = vec![0; len];
+                view.copy_out(from, &mut out);
+                assert_eq!(out, bytes[from..from + len]);
+            }
+        }
     }
 
     #[test]

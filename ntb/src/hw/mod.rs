@@ -192,22 +192,29 @@ pub trait NtbPort: Send + Sync + fmt::Debug {
 }
 
 /// Opens the port of a function, quiet, by its PCI id.
-pub fn open(function: Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbError> {
-    let identity = config::identity(&*function)?;
+pub fn open(function: &Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbError> {
+    let identity = config::identity(&**function)?;
     let Some(family) = Family::of(&identity) else {
+        if let Some(why) = Family::why_unsupported(&identity) {
+            return Err(NtbError::WrongMode {
+                device: function.name().to_owned(),
+                found: why.to_owned(),
+                remedy: "Use a bridge of a later generation",
+            });
+        }
         return Err(NtbError::NotAnNtb {
             device: function.name().to_owned(),
             identity,
         });
     };
-    stop(&*function)?;
+    stop(&**function)?;
     let port: Arc<dyn NtbPort> = match family {
         Family::IntelIcx | Family::IntelSpr | Family::IntelGnr => {
-            Arc::new(intel_gen4::IntelGen4::open(&function, family)?)
+            Arc::new(intel_gen4::IntelGen4::open(function, family)?)
         }
-        Family::IntelSkx => Arc::new(intel_gen3::IntelGen3::open(&function)?),
-        Family::Amd { .. } => Arc::new(amd::Amd::open(&function, family)?),
-        Family::Epf { .. } => Arc::new(epf::Epf::open(&function, family)?),
+        Family::IntelSkx => Arc::new(intel_gen3::IntelGen3::open(function)?),
+        Family::Amd { .. } => Arc::new(amd::Amd::open(function, family)?),
+        Family::Epf { .. } => Arc::new(epf::Epf::open(function, family)?),
     };
     start(&*port)?;
     Ok(port)
@@ -218,6 +225,25 @@ pub fn restart(port: &dyn NtbPort) -> Result<(), NtbError> {
     stop(&**port.function())?;
     start(port)
 }
+
+/// The end of a port: everything off, so that the peer sees the link go down, and no memory reachable.
+fn end(port: &dyn NtbPort) {
+    let quiet = port.quiesce().and_then(|()| stop(&**port.function()));
+    if let Err(error) = quiet {
+        tracing::debug!(port = port.function().name(), %error, "a port could not be quieted at its end");
+    }
+}
+
+macro_rules! ends_quiet {
+    ($($port:ty)*) => {$(
+        impl Drop for $port {
+            fn drop(&mut self) {
+                end(self);
+            }
+        }
+    )*};
+}
+ends_quiet!(intel_gen4::IntelGen4 intel_gen3::IntelGen3 amd::Amd epf::Epf);
 
 fn stop(function: &dyn PciFunction) -> Result<(), NtbError> {
     config::quiesce(function)?;

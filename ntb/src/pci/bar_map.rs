@@ -41,14 +41,15 @@ impl MappedArea {
         }
     }
 
-    /// An area that is plain memory of this process: a software device's.
-    pub fn shared(offset: u64, region: Arc<Region>) -> Self {
+    /// An area that is the same part of plain memory of this process: a software device's. Cut to what the region
+    /// has.
+    pub fn shared(area: Area, region: Arc<Region>) -> Self {
+        let offset = area.offset.min(region.bytes());
+        let bytes = area.bytes.min(region.bytes() - offset);
         Self {
-            area: Area {
-                offset,
-                bytes: region.bytes(),
-            },
-            pointer: region.as_ptr(),
+            area: Area { offset, bytes },
+            // Within the region, whose length is a usize.
+            pointer: region.as_ptr().wrapping_add(offset as usize),
             _memory: Memory::Shared(region),
         }
     }

@@ -333,11 +333,15 @@ pub fn quiesce(f: &(impl PciFunction + ?Sized)) -> Result<(), PciError> {
     write16(f, COMMAND, command | COMMAND_MEMORY | COMMAND_INTX_OFF)
 }
 
+/// Whether a BAR register that reads `low` is the lower half of a 64-bit one.
+pub fn is_wide(bar: Bar, low: u32) -> bool {
+    low & 0x7 == 0x4 && bar != Bar::B5
+}
+
 /// Address that a BAR's registers hold, flag bits removed; the upper half is added for 64-bit BARs.
 pub fn bar_address(f: &(impl PciFunction + ?Sized), bar: Bar) -> Result<u64, PciError> {
     let at = BAR0 + 4 * bar.index() as u32;
     let low = read32(f, at)?;
-    let wide = low & 0x7 == 0x4 && bar != Bar::B5;
-    let high = if wide { read32(f, at + 4)? } else { 0 };
+    let high = if is_wide(bar, low) { read32(f, at + 4)? } else { 0 };
     Ok(u64::from(high) << 32 | u64::from(low & !0xF))
 }

@@ -12,8 +12,11 @@ pub mod config;
 mod dma;
 mod error;
 mod event;
+pub mod fake;
 pub mod iova;
+pub mod machine;
 mod open_error;
+pub mod vfio;
 pub mod vfio_user;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};
@@ -306,4 +309,21 @@ fn sorted_vectors<'a>(
         Some((twice, _)) => Err(refused(twice.0, "it is given twice")),
         None => Ok(sorted),
     }
+}
+
+/// Refuses a reset that would hit others, or that there is no way to do.
+fn check_reset(device: &str, plan: &ResetPlan) -> Result<(), PciError> {
+    if plan.method.is_none() {
+        return Err(PciError::Unsupported {
+            what: "reset".to_owned(),
+            device: device.to_owned(),
+        });
+    }
+    if plan.also.is_empty() {
+        return Ok(());
+    }
+    Err(PciError::ResetHitsOthers {
+        device: device.to_owned(),
+        others: plan.also.clone(),
+    })
 }

@@ -120,7 +120,8 @@ impl Pair {
                 .spawn(f)
                 .map_err(|_| Errno::AGAIN)
         };
-        pair.threads.push(spawn("emu-time", Box::new(move || keep_time(&shared)))?);
+        pair.threads
+            .push(spawn("emu-time", Box::new(move || keep_time(&shared)))?);
         let watch = move || {
             while stopped.recv_timeout(Duration::from_millis(250)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 guard.rescue();
@@ -225,6 +226,27 @@ impl Port {
         self.with(|s, side| s.config_write(side, offset, data));
     }
 
+    /// Configuration space as `lspci -F` reads it, at address 0000:00:00.0 for side A and 0000:01:00.0 for side B.
+    pub fn config_dump(&self) -> String {
+        use std::fmt::Write;
+        let mut bytes = vec![0; self.config_bytes() as usize];
+        self.config_read(0, &mut bytes);
+        let bus = match self.side {
+            SideId::A => 0,
+            SideId::B => 1,
+        };
+        let family = self.with(|s, _| s.family.name());
+        let mut text = format!("0000:{bus:02x}:00.0 {family} side {}\n", self.side);
+        for (line, bytes) in bytes.chunks(16).enumerate() {
+            let _ = write!(text, "{:02x}:", line * 16); // a String takes everything
+            for byte in bytes {
+                let _ = write!(text, " {byte:02x}");
+            }
+            text.push('\n');
+        }
+        text
+    }
+
     /// Loads from a BAR.
     pub fn bar_read(&self, bar: u8, offset: u64, out: &mut [u8]) {
         self.with(|s, side| s.bar_read(side, bar, offset, out));
@@ -254,9 +276,7 @@ impl Port {
                 s.sides[side].stats.maps_refused += 1;
                 return Err(errno);
             }
-            s.sides[side]
-                .memory
-                .map(iova, size, offset, access, descriptor)
+            s.sides[side].memory.map(iova, size, offset, access, descriptor)
         })
     }
 

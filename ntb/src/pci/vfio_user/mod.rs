@@ -4,10 +4,10 @@
 //! After a time-out or a broken message the stream cannot be trusted any more, so every later call answers
 //! [`PciError::Gone`]; connecting again is the way back.
 
-pub mod protocol;
+pub mod capabilities;
+pub mod proto;
+pub(super) mod regions;
 pub mod socket;
-
-mod regions;
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,8 @@ use std::{
 use zerocopy::{FromZeros, IntoBytes};
 
 use self::{
-    protocol::{Capabilities, Header, RegionAccess, command},
+    capabilities::{Capabilities, DEFAULT_MAX_TRANSFER},
+    proto::{Command, Header, RegionAccess, flags, irq, region},
     regions::Region,
     socket::{MAX_FDS, Message, Socket, SocketError},
 };
@@ -86,15 +87,24 @@ impl VfioUser {
     /// A socket that is not there yet is waited for, up to [`Timeouts::connect`].
     pub fn open(path: &Path, timeouts: Timeouts) -> Result<Arc<Self>, OpenError> {
         let name = path.display().to_string();
-        let socket = connect(path, timeouts.connect)?;
-        match Self::start(name.clone(), socket, timeouts) {
-            // Connected, but nobody reads: the server has a client already.
-            Err(PciError::Timeout { after, .. }) => Err(OpenError::NodeBusy {
-                node: name,
-                waited: after,
-                holders: Vec::new(),
-            }),
-            other => Ok(other?),
+        let until = Instant::now() + timeouts.connect;
+        loop {
+            let socket = connect(path, timeouts.connect)?;
+            let server = server_process(&socket);
+            // A server that serves somebody else closes at once, or never answers.
+            match Self::start(name.clone(), socket, timeouts) {
+                Err(PciError::Gone { .. } | PciError::Timeout { .. }) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(PciError::Gone { .. } | PciError::Timeout { .. }) => {
+                    return Err(OpenError::NodeBusy {
+                        node: name,
+                        waited: timeouts.connect,
+                        holders: vec![format!("another client of {server}")],
+                    });
+                }
+                other => return Ok(other?),
+            }
         }
     }
 
@@ -121,9 +131,9 @@ impl VfioUser {
         };
         this.server = this.negotiate()?;
         let info = this.device_info()?;
-        this.resettable = info.flags & protocol::DEVICE_RESET_SUPPORTED != 0;
+        this.resettable = info.flags & proto::DEVICE_RESET != 0;
         this.vectors = this.msix_vectors()?;
-        let config = this.region_info(protocol::REGION_CONFIG)?;
+        let config = this.region_info(region::CONFIG)?;
         this.config_size = match config.bytes {
             4096.. => 4096,
             256.. => 256,
@@ -137,6 +147,7 @@ impl VfioUser {
                 *slot = Some(region);
             }
         }
+        this.place_bars()?;
         for bar in Bar::ALL {
             let low = config::read32(&this, config::BAR0 + 4 * bar.index() as u32)?;
             if let Some(Some(region)) = this.bars.get_mut(bar.index()) {
@@ -146,17 +157,41 @@ impl VfioUser {
         Ok(Arc::new(this))
     }
 
+    /// Gives addresses to BARs that have none, as firmware would: nobody else enumerates this device.
+    fn place_bars(&self) -> Result<(), PciError> {
+        // Where firmware puts prefetchable windows, and where 32-bit BARs must go.
+        let (mut wide_next, mut narrow_next) = (1u64 << 40, 0xC000_0000_u64);
+        for (bar, region) in Bar::ALL.into_iter().zip(&self.bars) {
+            let Some(region) = region else { continue };
+            let at = config::BAR0 + 4 * bar.index() as u32;
+            let low = config::read32(self, at)?;
+            let wide = config::is_wide(bar, low);
+            let next = if wide { &mut wide_next } else { &mut narrow_next };
+            let size = region.bytes.next_power_of_two();
+            let address = next.next_multiple_of(size);
+            *next = address.saturating_add(size);
+            if config::bar_address(self, bar)? != 0 || (!wide && *next > 1 << 32) {
+                continue;
+            }
+            config::write32(self, at, address as u32 | low & 0xF)?;
+            if wide {
+                config::write32(self, at + 4, (address >> 32) as u32)?;
+            }
+        }
+        Ok(())
+    }
+
     fn negotiate(&self) -> Result<Capabilities, PciError> {
-        let version = protocol::Version {
-            major: protocol::VERSION_MAJOR,
-            minor: protocol::VERSION_MINOR,
+        let version = proto::Version {
+            major: proto::VERSION_MAJOR,
+            minor: proto::VERSION_MINOR,
         };
         let ours = Capabilities {
             max_fds: MAX_FDS as u64,
-            max_transfer: protocol::DEFAULT_MAX_TRANSFER,
+            max_transfer: DEFAULT_MAX_TRANSFER,
         };
-        let reply = self.call(command::VERSION, version.as_bytes(), &ours.to_json(), &[])?;
-        let (theirs, data) = protocol::split::<protocol::Version>(&reply.payload)
+        let reply = self.call(Command::Version, version.as_bytes(), &ours.to_json(), &[])?;
+        let (theirs, data) = proto::split::<proto::Version>(&reply.payload)
             .ok_or_else(|| protocol_error("a version reply without a version"))?;
         if theirs.major != version.major || theirs.minor > version.minor {
             return Err(PciError::Version {
@@ -169,41 +204,41 @@ impl VfioUser {
         Capabilities::from_json(data).ok_or_else(|| protocol_error("version data that is not valid JSON"))
     }
 
-    fn device_info(&self) -> Result<protocol::DeviceInfo, PciError> {
-        let ask = protocol::DeviceInfo {
-            argsz: size_of::<protocol::DeviceInfo>() as u32,
-            ..protocol::DeviceInfo::new_zeroed()
+    fn device_info(&self) -> Result<proto::DeviceInfo, PciError> {
+        let ask = proto::DeviceInfo {
+            argsz: size_of::<proto::DeviceInfo>() as u32,
+            ..proto::DeviceInfo::new_zeroed()
         };
-        let reply = self.call(command::DEVICE_GET_INFO, ask.as_bytes(), &[], &[])?;
-        let (info, _) = protocol::split::<protocol::DeviceInfo>(&reply.payload)
+        let reply = self.call(Command::DeviceGetInfo, ask.as_bytes(), &[], &[])?;
+        let (info, _) = proto::split::<proto::DeviceInfo>(&reply.payload)
             .ok_or_else(|| protocol_error("a short device info"))?;
-        if info.flags & protocol::DEVICE_PCI == 0 || info.regions <= protocol::REGION_CONFIG {
+        if info.flags & proto::DEVICE_PCI == 0 || info.num_regions <= region::CONFIG {
             return Err(protocol_error(format!(
                 "not a PCI device (flags {:#x}, {} regions)",
-                info.flags, info.regions
+                info.flags, info.num_regions
             )));
         }
         Ok(info)
     }
 
     fn region_info(&self, index: u32) -> Result<Region, PciError> {
-        let ask = protocol::RegionInfo {
+        let ask = proto::RegionInfo {
             argsz: 4096,
             index,
-            ..protocol::RegionInfo::new_zeroed()
+            ..proto::RegionInfo::new_zeroed()
         };
-        let reply = self.call(command::DEVICE_GET_REGION_INFO, ask.as_bytes(), &[], &[])?;
+        let reply = self.call(Command::DeviceGetRegionInfo, ask.as_bytes(), &[], &[])?;
         Region::parse(index, reply)
     }
 
     fn msix_vectors(&self) -> Result<u16, PciError> {
-        let ask = protocol::IrqInfo {
-            argsz: size_of::<protocol::IrqInfo>() as u32,
-            index: protocol::IRQ_MSIX,
-            ..protocol::IrqInfo::new_zeroed()
+        let ask = proto::IrqInfo {
+            argsz: size_of::<proto::IrqInfo>() as u32,
+            index: irq::MSIX,
+            ..proto::IrqInfo::new_zeroed()
         };
-        let reply = self.call(command::DEVICE_GET_IRQ_INFO, ask.as_bytes(), &[], &[])?;
-        let (info, _) = protocol::split::<protocol::IrqInfo>(&reply.payload)
+        let reply = self.call(Command::DeviceGetIrqInfo, ask.as_bytes(), &[], &[])?;
+        let (info, _) = proto::split::<proto::IrqInfo>(&reply.payload)
             .ok_or_else(|| protocol_error("a short interrupt info"))?;
         u16::try_from(info.count)
             .ok()
@@ -214,7 +249,7 @@ impl VfioUser {
     /// One request and its reply.
     fn call(
         &self,
-        command: u16,
+        command: Command,
         head: &[u8],
         data: &[u8],
         fds: &[BorrowedFd<'_>],
@@ -227,8 +262,8 @@ impl VfioUser {
         let mut at = offset;
         for chunk in data.chunks_mut(self.transfer_limit()) {
             let ask = access(region, at, chunk.len());
-            let reply = self.call(command::REGION_READ, ask.as_bytes(), &[], &[])?;
-            match protocol::split::<RegionAccess>(&reply.payload) {
+            let reply = self.call(Command::RegionRead, ask.as_bytes(), &[], &[])?;
+            match proto::split::<RegionAccess>(&reply.payload) {
                 Some((head, bytes)) if head == ask && bytes.len() == chunk.len() => {
                     chunk.copy_from_slice(bytes);
                 }
@@ -249,8 +284,8 @@ impl VfioUser {
         for chunk in data.chunks(self.transfer_limit()) {
             let ask = access(region, at, chunk.len());
             if wait {
-                let reply = self.call(command::REGION_WRITE, ask.as_bytes(), chunk, &[])?;
-                if protocol::split::<RegionAccess>(&reply.payload).is_none_or(|(head, _)| head != ask) {
+                let reply = self.call(Command::RegionWrite, ask.as_bytes(), chunk, &[])?;
+                if proto::split::<RegionAccess>(&reply.payload).is_none_or(|(head, _)| head != ask) {
                     return Err(protocol_error(format!(
                         "a write of {} bytes at {at:#x} of region {region} was not taken whole",
                         chunk.len()
@@ -261,8 +296,8 @@ impl VfioUser {
                 let deadline = Instant::now() + self.timeouts.request;
                 connection.send(
                     &self.name,
-                    command::REGION_WRITE,
-                    protocol::FLAG_NO_REPLY,
+                    Command::RegionWrite,
+                    flags::NO_REPLY,
                     ask.as_bytes(),
                     chunk,
                     &[],
@@ -275,24 +310,24 @@ impl VfioUser {
     }
 
     fn transfer_limit(&self) -> usize {
-        let limit = self.server.max_transfer.min(protocol::DEFAULT_MAX_TRANSFER);
+        let limit = self.server.max_transfer.min(DEFAULT_MAX_TRANSFER);
         usize::try_from(limit).unwrap_or(4096).max(1)
     }
 
     fn connect_run(&self, start: u16, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
-        let flags = protocol::IRQ_DATA_EVENTFD | protocol::IRQ_ACTION_TRIGGER;
+        let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
         self.set_irqs(flags, start, fds.len() as u32, fds)
     }
 
     fn set_irqs(&self, flags: u32, start: u16, count: u32, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
-        let ask = protocol::IrqSet {
-            argsz: size_of::<protocol::IrqSet>() as u32,
+        let ask = proto::IrqSet {
+            argsz: size_of::<proto::IrqSet>() as u32,
             flags,
-            index: protocol::IRQ_MSIX,
+            index: irq::MSIX,
             start: start.into(),
             count,
         };
-        self.call(command::DEVICE_SET_IRQS, ask.as_bytes(), &[], fds)
+        self.call(Command::DeviceSetIrqs, ask.as_bytes(), &[], fds)
             .map(drop)
     }
 }
@@ -301,7 +336,7 @@ impl Connection {
     fn call(
         &mut self,
         name: &str,
-        command: u16,
+        command: Command,
         head: &[u8],
         data: &[u8],
         fds: &[BorrowedFd<'_>],
@@ -314,24 +349,24 @@ impl Connection {
                 Ok(message) => message,
                 Err(e) => return Err(self.broke(name, command, e, timeout)),
             };
-            if message.header.flags & protocol::FLAG_TYPE_MASK != protocol::FLAG_REPLY {
+            if message.header.flags & flags::TYPE_MASK != flags::REPLY {
                 self.refuse(name, &message.header, deadline)?;
                 continue;
             }
-            if message.header.id != id || message.header.command != command {
+            if message.header.id != id || message.header.command != command as u16 {
                 let what = format!(
                     "reply {} to command {} while {id} to {command} was awaited",
                     message.header.id, message.header.command
                 );
                 return Err(self.broke(name, command, SocketError::Malformed(what), timeout));
             }
-            if message.header.flags & protocol::FLAG_ERROR != 0 {
+            if message.header.flags & flags::ERROR != 0 {
                 let errno = match i32::try_from(message.header.error) {
                     Ok(n) if n > 0 => n,
                     _ => rustix::io::Errno::IO.raw_os_error(),
                 };
                 return Err(PciError::io(
-                    format!("{} on {name}", command_name(command)),
+                    format!("{command} on {name}"),
                     io::Error::from_raw_os_error(errno),
                 ));
             }
@@ -343,7 +378,7 @@ impl Connection {
     fn send(
         &mut self,
         name: &str,
-        command: u16,
+        command: Command,
         flags: u32,
         head: &[u8],
         data: &[u8],
@@ -359,7 +394,7 @@ impl Connection {
         self.next_id = id.wrapping_add(1);
         let header = Header {
             id,
-            command,
+            command: command as u16,
             flags,
             ..Header::new_zeroed()
         };
@@ -378,18 +413,18 @@ impl Connection {
         let header = Header {
             id: asked.id,
             command: asked.command,
-            flags: protocol::FLAG_REPLY | protocol::FLAG_ERROR,
+            flags: flags::REPLY | flags::ERROR,
             error: rustix::io::Errno::OPNOTSUPP.raw_os_error() as u32,
             ..Header::new_zeroed()
         };
         let left = deadline.saturating_duration_since(Instant::now());
         self.socket
             .send(header, &[], &[], &[], deadline)
-            .map_err(|e| self.broke(name, asked.command, e, left))
+            .map_err(|e| self.broke(name, Command::DmaRead, e, left))
     }
 
-    fn broke(&mut self, name: &str, command: u16, error: SocketError, timeout: Duration) -> PciError {
-        let what = format!("{} on {name}", command_name(command));
+    fn broke(&mut self, name: &str, command: Command, error: SocketError, timeout: Duration) -> PciError {
+        let what = format!("{command} on {name}");
         let (note, error) = match error {
             SocketError::Timeout => (
                 format!("no answer to {what} within {timeout:?}"),
@@ -419,11 +454,11 @@ impl PciFunction for VfioUser {
     }
 
     fn raw_config_read(&self, offset: u32, data: &mut [u8]) -> Result<(), PciError> {
-        self.read_region(protocol::REGION_CONFIG, offset.into(), data)
+        self.read_region(region::CONFIG, offset.into(), data)
     }
 
     fn raw_config_write(&self, offset: u32, data: &[u8]) -> Result<(), PciError> {
-        self.write_region(protocol::REGION_CONFIG, offset.into(), data, true)
+        self.write_region(region::CONFIG, offset.into(), data, true)
     }
 
     fn bar(&self, bar: Bar) -> Option<&BarInfo> {
@@ -490,14 +525,14 @@ impl PciFunction for VfioUser {
             std::mem::replace(&mut connection.connected, now.clone())
         };
         if sorted.is_empty() {
-            let flags = protocol::IRQ_DATA_NONE | protocol::IRQ_ACTION_TRIGGER;
+            let flags = proto::IRQ_SET_DATA_NONE | proto::IRQ_SET_ACTION_TRIGGER;
             return if before.is_empty() {
                 Ok(())
             } else {
                 self.set_irqs(flags, 0, 0, &[])
             };
         }
-        let flags = protocol::IRQ_DATA_EVENTFD | protocol::IRQ_ACTION_TRIGGER;
+        let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
         for gone in before.difference(&now) {
             self.set_irqs(flags, *gone, 1, &[])?;
         }
@@ -547,26 +582,26 @@ impl PciFunction for VfioUser {
             what: "mapping memory that has no descriptor".to_owned(),
             device: self.name.clone(),
         })?;
-        let ask = protocol::DmaMap {
-            argsz: size_of::<protocol::DmaMap>() as u32,
-            flags: protocol::DMA_READ_WRITE,
+        let ask = proto::DmaMap {
+            argsz: size_of::<proto::DmaMap>() as u32,
+            flags: proto::DMA_READ | proto::DMA_WRITE,
             offset,
-            address: iova,
+            iova,
             size: memory.bytes(),
         };
-        self.call(command::DMA_MAP, ask.as_bytes(), &[], &[fd]).map(drop)
+        self.call(Command::DmaMap, ask.as_bytes(), &[], &[fd]).map(drop)
     }
 
     fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), PciError> {
-        let ask = protocol::DmaUnmap {
-            argsz: size_of::<protocol::DmaUnmap>() as u32,
+        let ask = proto::DmaUnmap {
+            argsz: size_of::<proto::DmaUnmap>() as u32,
             flags: 0,
-            address: iova,
+            iova,
             size: bytes,
         };
-        let reply = self.call(command::DMA_UNMAP, ask.as_bytes(), &[], &[])?;
-        match protocol::split::<protocol::DmaUnmap>(&reply.payload) {
-            Some((done, _)) if (done.address, done.size) == (iova, bytes) => Ok(()),
+        let reply = self.call(Command::DmaUnmap, ask.as_bytes(), &[], &[])?;
+        match proto::split::<proto::DmaUnmap>(&reply.payload) {
+            Some((done, _)) if (done.iova, done.size) == (iova, bytes) => Ok(()),
             _ => Err(protocol_error("an unmap of another range than asked for")),
         }
     }
@@ -579,17 +614,12 @@ impl PciFunction for VfioUser {
     }
 
     fn reset(&self) -> Result<(), PciError> {
-        if !self.resettable {
-            return Err(PciError::Unsupported {
-                what: "reset".to_owned(),
-                device: self.name.clone(),
-            });
-        }
+        super::check_reset(&self.name, &self.reset_plan()?)?;
         let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         connection
             .call(
                 &self.name,
-                command::DEVICE_RESET,
+                Command::DeviceReset,
                 &[],
                 &[],
                 &[],
@@ -631,6 +661,14 @@ fn connect(path: &Path, wait: Duration) -> Result<Socket, OpenError> {
     }
 }
 
+/// The process that listens, for messages.
+fn server_process(socket: &Socket) -> String {
+    match rustix::net::sockopt::socket_peercred(socket) {
+        Ok(peer) => format!("the server (process {})", peer.pid.as_raw_nonzero()),
+        Err(_) => "the server".to_owned(),
+    }
+}
+
 fn access(region: u32, offset: u64, bytes: usize) -> RegionAccess {
     RegionAccess {
         offset,
@@ -641,20 +679,4 @@ fn access(region: u32, offset: u64, bytes: usize) -> RegionAccess {
 
 fn protocol_error(what: impl Into<String>) -> PciError {
     PciError::Protocol { what: what.into() }
-}
-
-fn command_name(number: u16) -> &'static str {
-    match number {
-        command::VERSION => "version negotiation",
-        command::DMA_MAP => "mapping memory for DMA",
-        command::DMA_UNMAP => "unmapping memory",
-        command::DEVICE_GET_INFO => "asking for the device",
-        command::DEVICE_GET_REGION_INFO => "asking for a region",
-        command::DEVICE_GET_IRQ_INFO => "asking for interrupts",
-        command::DEVICE_SET_IRQS => "connecting interrupts",
-        command::REGION_READ => "a read",
-        command::REGION_WRITE => "a write",
-        command::DEVICE_RESET => "device reset",
-        _ => "a command",
-    }
 }

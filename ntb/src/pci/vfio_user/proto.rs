@@ -6,6 +6,11 @@
 //!
 //! Source: the vfio-user specification of the libvfio-user project and QEMU's `docs/interop/vfio-user.rst`.
 
+#![allow(
+    missing_debug_implementations,
+    reason = "helper types that the zerocopy derives make"
+)]
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Major protocol version: both ends must agree.
@@ -44,6 +49,26 @@ pub enum Command {
     DmaWrite = 12,
     /// Resets the function.
     DeviceReset = 13,
+}
+
+impl std::fmt::Display for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Version => "version negotiation",
+            Self::DmaMap => "mapping memory for DMA",
+            Self::DmaUnmap => "unmapping memory",
+            Self::DeviceGetInfo => "asking for the device",
+            Self::DeviceGetRegionInfo => "asking for a region",
+            Self::DeviceGetRegionIoFds => "asking for region descriptors",
+            Self::DeviceGetIrqInfo => "asking for interrupts",
+            Self::DeviceSetIrqs => "connecting interrupts",
+            Self::RegionRead => "a read",
+            Self::RegionWrite => "a write",
+            Self::DmaRead => "a read of client memory",
+            Self::DmaWrite => "a write of client memory",
+            Self::DeviceReset => "device reset",
+        })
+    }
 }
 
 impl Command {
@@ -288,6 +313,46 @@ pub struct RegionAccess {
     pub count: u32,
 }
 
+/// Head of a region capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CapHeader {
+    /// See [`CAP_SPARSE_MMAP`].
+    pub id: u16,
+    /// Its version.
+    pub version: u16,
+    /// Where the next capability starts in the payload; 0 for none.
+    pub next: u32,
+}
+
+/// Region capability: only these areas can be mapped. [`CapHeader`], [`SparseHeader`], then [`SparseArea`]s.
+pub const CAP_SPARSE_MMAP: u16 = 1;
+
+/// Follows the head of a sparse capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SparseHeader {
+    /// Areas that follow.
+    pub areas: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A mappable area of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SparseArea {
+    /// From the start of the region.
+    pub offset: u64,
+    /// Length in bytes.
+    pub size: u64,
+}
+
+/// Splits the first `T` off a payload; `None` when it is too short.
+pub fn split<T: FromBytes>(payload: &[u8]) -> Option<(T, &[u8])> {
+    T::read_from_prefix(payload).ok()
+}
+
 // The sizes are part of the protocol.
 const _: () = {
     assert!(HEADER_BYTES == 16);
@@ -299,4 +364,7 @@ const _: () = {
     assert!(size_of::<IrqInfo>() == 16);
     assert!(size_of::<IrqSet>() == 20);
     assert!(size_of::<RegionAccess>() == 16);
+    assert!(size_of::<CapHeader>() == 8);
+    assert!(size_of::<SparseHeader>() == 8);
+    assert!(size_of::<SparseArea>() == 16);
 };

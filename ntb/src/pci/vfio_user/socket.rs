@@ -22,7 +22,7 @@ use rustix::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::protocol::{FLAG_NO_REPLY, Header};
+use super::proto::{HEADER_BYTES, Header, flags};
 
 /// Descriptors that one message can bring or take.
 pub const MAX_FDS: usize = 16;
@@ -82,7 +82,7 @@ impl Socket {
         fds: &[BorrowedFd<'_>],
         deadline: Instant,
     ) -> Result<(), SocketError> {
-        let total = size_of::<Header>() + head.len() + data.len();
+        let total = HEADER_BYTES + head.len() + data.len();
         header.size =
             u32::try_from(total).map_err(|_| SocketError::Malformed("message too long".to_owned()))?;
         let parts = [header.as_bytes(), head, data];
@@ -120,10 +120,10 @@ impl Socket {
         let mut fds = Vec::new();
         self.fill(header.as_mut_bytes(), &mut fds, deadline)?;
         let size = header.size as usize;
-        if !(size_of::<Header>()..=MAX_MESSAGE).contains(&size) {
+        if !(HEADER_BYTES..=MAX_MESSAGE).contains(&size) {
             return Err(SocketError::Malformed(format!("a message of {size} bytes")));
         }
-        let mut payload = vec![0; size - size_of::<Header>()];
+        let mut payload = vec![0; size - HEADER_BYTES];
         self.fill(&mut payload, &mut fds, deadline)?;
         Ok(Message { header, payload, fds })
     }
@@ -189,7 +189,7 @@ impl AsFd for Socket {
 
 /// Whether the sender of this header waits for a reply.
 pub fn wants_reply(header: &Header) -> bool {
-    header.flags & FLAG_NO_REPLY == 0
+    header.flags & flags::NO_REPLY == 0
 }
 
 fn timespec(d: Duration) -> Timespec {

@@ -1,0 +1,205 @@
+//! The data side of a link: how lines reach the peer, and how a side reads what the peer stored.
+
+use std::sync::atomic::Ordering;
+
+use ntb_mem::line::{LINE_BYTES, LINE_WORDS, Line};
+use ntb_mem::region::View;
+
+pub use crate::wire::line::Order;
+
+/// Puts lines into the peer's memory. The ring is generic over it, so that every transport, counter and fault wrapper
+/// runs the same ring.
+///
+/// Lines are numbered from the start of the outbound memory. Implementations check bounds: a line outside is a bug of
+/// this program, not something a peer can cause, and may panic.
+pub trait StoreEngine: Send {
+    /// What a receiver may rely on.
+    fn order(&self) -> Order;
+
+    /// Length of the outbound memory in lines.
+    fn lines(&self) -> u64;
+
+    /// Stores one line. With [`Order::Ordered`], word 7 becomes visible after the others.
+    fn put(&mut self, line: u64, content: &Line);
+
+    /// Stores `bytes` from the start of line `line` on, the last line filled up with zeros. Within the run no order is
+    /// promised.
+    #[inline]
+    fn put_bytes(&mut self, line: u64, bytes: &[u8]) {
+        for (at, chunk) in (line..).zip(bytes.chunks(LINE_BYTES)) {
+            self.put(at, &Line::from_bytes(chunk));
+        }
+    }
+
+    /// With [`Order::Ordered`]: everything put before becomes visible before anything put after.
+    fn barrier(&mut self);
+
+    /// Nothing put before stays in a buffer on this side.
+    fn flush(&mut self);
+}
+
+/// Local memory that the peer stores into, read by words and by lines.
+///
+/// Any word may change at any time.
+pub trait Inbound: Send {
+    /// Length in lines.
+    fn lines(&self) -> u64;
+
+    /// Loads a word; `index` is below `lines() * 8`.
+    fn load(&self, index: usize, order: Ordering) -> u64;
+
+    /// Copies line `line` out, word 7 first and with acquire.
+    #[inline(always)]
+    fn load_line(&self, line: u64) -> Line {
+        let base = line as usize * LINE_WORDS;
+        let mut out = Line::ZERO;
+        out.0[LINE_WORDS - 1] = self.load(base + LINE_WORDS - 1, Ordering::Acquire);
+        for i in 0..LINE_WORDS - 1 {
+            out.0[i] = self.load(base + i, Ordering::Relaxed);
+        }
+        out
+    }
+
+    /// Copies bytes out, from byte `from` on. Each word is loaded once, relaxed.
+    fn copy_out(&self, from: usize, dst: &mut [u8]) {
+        let mut at = from;
+        let mut rest = dst;
+        while !rest.is_empty() {
+            let skip = at % 8;
+            let word = self.load(at / 8, Ordering::Relaxed).to_le_bytes();
+            let take = (8 - skip).min(rest.len());
+            let (now, later) = rest.split_at_mut(take);
+            now.copy_from_slice(&word[skip..skip + take]);
+            at += take;
+            rest = later;
+        }
+    }
+}
+
+impl Inbound for View {
+    #[inline(always)]
+    fn lines(&self) -> u64 {
+        View::lines(self)
+    }
+
+    #[inline(always)]
+    fn load(&self, index: usize, order: Ordering) -> u64 {
+        View::load(self, index, order)
+    }
+
+    #[inline(always)]
+    fn copy_out(&self, from: usize, dst: &mut [u8]) {
+        View::copy_out(self, from, dst);
+    }
+}
+
+/// Stores to coherent memory of the same machine: plain stores, kept in order by the processor's release semantics.
+#[derive(Debug)]
+pub struct WriteBack {
+    memory: View,
+}
+
+impl WriteBack {
+    /// An engine onto memory that both sides map write-back.
+    pub fn new(memory: View) -> Self {
+        Self { memory }
+    }
+}
+
+impl StoreEngine for WriteBack {
+    #[inline(always)]
+    fn order(&self) -> Order {
+        Order::Ordered
+    }
+
+    #[inline(always)]
+    fn lines(&self) -> u64 {
+        self.memory.lines()
+    }
+
+    #[inline(always)]
+    fn put(&mut self, line: u64, content: &Line) {
+        self.memory.store_line(line, content);
+    }
+
+    #[inline]
+    fn put_bytes(&mut self, line: u64, bytes: &[u8]) {
+        self.memory.copy_in(line as usize * LINE_BYTES, bytes);
+    }
+
+    #[inline(always)]
+    fn barrier(&mut self) {
+        ntb_mem::store::order_write_back();
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {}
+}
+
+/// An engine chosen at run time. The write-back one is dispatched without a virtual call, since it is the one whose
+/// cost is measured in single nanoseconds.
+pub enum Engine {
+    /// Coherent memory of the same machine.
+    WriteBack(WriteBack),
+    /// Everything else.
+    Other(Box<dyn StoreEngine>),
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::WriteBack(_) => "Engine::WriteBack",
+            Self::Other(_) => "Engine::Other",
+        })
+    }
+}
+
+impl StoreEngine for Engine {
+    #[inline(always)]
+    fn order(&self) -> Order {
+        match self {
+            Self::WriteBack(e) => e.order(),
+            Self::Other(e) => e.order(),
+        }
+    }
+
+    #[inline(always)]
+    fn lines(&self) -> u64 {
+        match self {
+            Self::WriteBack(e) => e.lines(),
+            Self::Other(e) => e.lines(),
+        }
+    }
+
+    #[inline(always)]
+    fn put(&mut self, line: u64, content: &Line) {
+        match self {
+            Self::WriteBack(e) => e.put(line, content),
+            Self::Other(e) => e.put(line, content),
+        }
+    }
+
+    #[inline]
+    fn put_bytes(&mut self, line: u64, bytes: &[u8]) {
+        match self {
+            Self::WriteBack(e) => e.put_bytes(line, bytes),
+            Self::Other(e) => e.put_bytes(line, bytes),
+        }
+    }
+
+    #[inline(always)]
+    fn barrier(&mut self) {
+        match self {
+            Self::WriteBack(e) => e.barrier(),
+            Self::Other(e) => e.barrier(),
+        }
+    }
+
+    #[inline(always)]
+    fn flush(&mut self) {
+        match self {
+            Self::WriteBack(e) => e.flush(),
+            Self::Other(e) => e.flush(),
+        }
+    }
+}

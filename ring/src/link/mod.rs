@@ -1,0 +1,141 @@
+//! What a ring needs of a transport, and the transports.
+//!
+//! A [`Link`] is the control side: memory for each direction, a few registers, doorbells, and the state of the wire. The
+//! data side is a [`engine::StoreEngine`]. Links know nothing of sessions, channels or rings.
+
+#[doc(hidden)]
+pub mod conformance;
+mod doorbell;
+mod ends;
+pub mod engine;
+pub mod pair;
+pub mod select;
+pub mod soft;
+mod wrapped;
+
+use std::time::Duration;
+
+use ntb_mem::region::View;
+
+pub use doorbell::Doorbell;
+use engine::Engine;
+pub use wrapped::{EngineHook, Wrapped};
+
+/// Registers that each side can write at the other: as many scratchpads as every bridge has.
+pub const REGISTERS: usize = 8;
+
+/// The contents of one side's registers.
+pub type Registers = [u32; REGISTERS];
+
+/// Doorbells of a link: number 0 wakes the service thread, the others wake sleeping readers.
+pub const DOORBELLS: u32 = 16;
+
+/// Which transport a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// Two processes of one machine, or two ends in one process.
+    Soft,
+    /// A non-transparent bridge, real or emulated.
+    Ntb,
+    /// RDMA verbs.
+    Rdma,
+    /// TCP.
+    Tcp,
+}
+
+impl LinkKind {
+    /// The stable name, as in addresses and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Soft => "soft",
+            Self::Ntb => "ntb",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+/// What the transport itself knows of its state. The session tells the rest apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkState {
+    /// Nothing at the other end.
+    CableDown,
+    /// The wire is up; registers can be exchanged.
+    CableUp,
+    /// Both directions have memory behind them: [`Link::outbound`] gives engines.
+    WindowsSet,
+}
+
+/// What [`Link::poll`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkStatus {
+    /// The state now.
+    pub state: LinkState,
+    /// How often the link has been lost since it was opened. Two quick losses count as two, so that a flap between
+    /// two polls is not missed.
+    pub losses: u64,
+}
+
+/// What is worth printing about a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkFacts {
+    /// Transport.
+    pub kind: LinkKind,
+    /// Address in the notation of [`crate::address`].
+    pub address: String,
+    /// Page size behind the inbound memory in bytes.
+    pub page_bytes: u64,
+    /// How lines are stored, such as `write-back`.
+    pub engine: &'static str,
+}
+
+/// Why a link could not be opened, or ended for good.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}")]
+pub struct LinkError {
+    /// Stable name, such as `soft-name-taken`.
+    pub name: &'static str,
+    /// Exit class of the tools (design: 0 good, 2 usage, 3 no hardware, 4 no peer, 5 link lost, 6 permission or limits, 7
+    /// version or layout).
+    pub exit: u8,
+    /// What was tried, needed and found, and what to do.
+    pub what: String,
+    /// The kernel's error number, where one was given.
+    pub errno: Option<i32>,
+}
+
+/// The control side of a transport. Driven by one thread, the service thread; the data path does not come here.
+pub trait Link: Send + std::fmt::Debug {
+    /// What to print about it.
+    fn facts(&self) -> LinkFacts;
+
+    /// What its engines keep in order.
+    fn order(&self) -> engine::Order;
+
+    /// Drives the transport without blocking: accepts or connects, notices loss, takes up what arrived. An error is
+    /// final for this link; loss of the peer is not an error.
+    fn poll(&mut self) -> Result<LinkStatus, LinkError>;
+
+    /// Sleeps until doorbell 0, until something happens on the transport, or until `timeout`.
+    fn wait(&self, timeout: Duration);
+
+    /// This side's registers, as the peer has written them. All ones where the link is down.
+    fn registers(&self) -> Registers;
+
+    /// Writes the peer's registers, in ascending order. Vanishes where the link is down.
+    fn write_registers(&mut self, registers: &Registers);
+
+    /// This side's memory that the peer writes. The same for as long as the link object lives.
+    fn inbound(&self) -> View;
+
+    /// A new engine onto the peer's memory; `None` below [`LinkState::WindowsSet`].
+    ///
+    /// An engine outlives a loss of the link: what it stores then goes nowhere.
+    fn outbound(&self) -> Option<Engine>;
+
+    /// Rings one of the peer's doorbells. Vanishes where the link is down.
+    fn ring(&mut self, doorbell: u32);
+
+    /// This side's doorbell `number`, below [`DOORBELLS`]; higher numbers give doorbell 0.
+    fn doorbell(&self, number: u32) -> Doorbell;
+}
