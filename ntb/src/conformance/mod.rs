@@ -24,6 +24,7 @@
 
 mod function;
 mod port;
+mod windows;
 
 use std::time::{Duration, Instant};
 
