@@ -2,7 +2,7 @@
 
 use super::super::{Area, Bar, BarInfo, Isolation, ResetPlan, config, iova::IovaRange};
 
-/// How a [`Fake`] is built.
+/// How a [`super::Fake`] is built.
 #[derive(Debug)]
 pub struct FakeConfig {
     pub(super) name: String,

@@ -1,6 +1,6 @@
 //! A PCI function inside the process: registers with hooks, memory for windows, faults on demand.
 //!
-//! For tests of whatever stands on [`PciFunction`], here and in programs that use this crate. It behaves as PCI
+//! For tests of whatever stands on [`super::PciFunction`], here and in programs that use this crate. It behaves as PCI
 //! says (sizes, capabilities, interrupts by event descriptor, DMA only to what was mapped and only with bus
 //! mastering on); what the device does is a [`Model`].
 //!
