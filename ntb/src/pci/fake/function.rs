@@ -6,8 +6,8 @@ use ntb_mem::region::Region;
 
 use super::{
     super::{
-        Bar, BarInfo, BarMap, CacheType, DmaMemory, Function, Isolation, MappedArea, PciError, PciFunction,
-        ResetPlan, check_reset, config, iova::IovaRange, sorted_vectors,
+        Bar, BarInfo, BarMap, CacheType, DmaMemory, Function, Isolation, MappedArea, Notice, PciError,
+        PciFunction, ResetPlan, check_reset, config, iova::IovaRange, sorted_vectors,
     },
     Call, Fake, Fault, State,
 };
@@ -152,6 +152,20 @@ impl PciFunction for Fake {
         let line = format!("vectors {}", state.vectors.len());
         state.log.push(line);
         Ok(())
+    }
+
+    fn set_notice(&self, notice: Notice, event: Option<BorrowedFd<'_>>) -> Result<bool, PciError> {
+        let mut state = self.state();
+        state.kernel_call(Call::SetVectors)?;
+        match event {
+            Some(fd) => {
+                let own = fd.try_clone_to_owned();
+                let own = own.map_err(|e| PciError::io("dup of an event descriptor", e))?;
+                state.notices.insert(notice, own);
+            }
+            None => drop(state.notices.remove(&notice)),
+        }
+        Ok(true)
     }
 
     fn iova_ranges(&self) -> Result<Vec<IovaRange>, PciError> {

@@ -30,7 +30,7 @@ use rustix::io::Errno;
 pub use config::FakeConfig;
 pub use registers::RegisterFile;
 
-use super::{Area, Bar, PciError, config as pci_config};
+use super::{Area, Bar, Notice, PciError, config as pci_config};
 
 /// What the fake device does.
 pub trait Model: Send {
@@ -86,6 +86,7 @@ struct State {
     space: Vec<u8>,
     model: Box<dyn Model>,
     vectors: BTreeMap<u16, OwnedFd>,
+    notices: BTreeMap<Notice, OwnedFd>,
     dma: BTreeMap<u64, Arc<Region>>,
     calls: BTreeMap<Call, u64>,
     faults: Vec<(Call, u64, Fault)>,
@@ -116,6 +117,7 @@ impl Fake {
                 space: config.space.clone(),
                 model: Box::new(model),
                 vectors: BTreeMap::new(),
+                notices: BTreeMap::new(),
                 dma: BTreeMap::new(),
                 calls: BTreeMap::new(),
                 faults: Vec::new(),
@@ -146,6 +148,21 @@ impl Fake {
             && let Some(fd) = state.vectors.get(&vector)
         {
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Gives a notice, if it is connected.
+    pub fn notify(&self, notice: Notice) {
+        if let Some(fd) = self.state().notices.get(&notice) {
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Changes configuration space as the device itself does.
+    pub fn set_config(&self, at: u32, bytes: &[u8]) {
+        let at = at as usize;
+        if let Some(place) = self.state().space.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
         }
     }
 

@@ -10,8 +10,8 @@ use std::{
 
 use super::{
     super::{
-        Bar, BarInfo, BarMap, CacheType, DmaMemory, Function, Isolation, PciError, PciFunction, ResetPlan,
-        check_reset, config,
+        Bar, BarInfo, BarMap, CacheType, DmaMemory, Function, Isolation, Notice, PciError, PciFunction,
+        ResetPlan, check_reset, config,
         iova::IovaRange,
         machine::PciAddress,
         sorted_vectors,
@@ -136,6 +136,18 @@ impl PciFunction for Vfio {
         on.map_err(|e| self.access_error("connecting the interrupts", e))?;
         *enabled = true;
         Ok(())
+    }
+
+    fn set_notice(&self, notice: Notice, event: Option<BorrowedFd<'_>>) -> Result<bool, PciError> {
+        let device = self.opened.file.as_fd();
+        let index = notice.interrupt();
+        if ioctl::vectors(device, index).unwrap_or(0) == 0 {
+            return Ok(false);
+        }
+        let fds: Vec<_> = event.iter().map(AsRawFd::as_raw_fd).collect();
+        let done = ioctl::set_vectors(device, index, &fds);
+        done.map_err(|e| self.access_error("connecting a notice", e))?;
+        Ok(true)
     }
 
     fn iova_ranges(&self) -> Result<Vec<IovaRange>, PciError> {

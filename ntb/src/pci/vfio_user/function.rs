@@ -10,11 +10,11 @@ use zerocopy::IntoBytes;
 
 use super::{
     super::{
-        Bar, BarInfo, BarMap, CacheType, DmaMemory, Isolation, PciError, PciFunction, ResetPlan, check_reset,
-        config, iova::IovaRange, sorted_vectors,
+        Bar, BarInfo, BarMap, CacheType, DmaMemory, Isolation, Notice, PciError, PciFunction, ResetPlan,
+        check_reset, config, iova::IovaRange, sorted_vectors,
     },
     VfioUser,
-    proto::{self, Command, region},
+    proto::{self, Command, irq, region},
     protocol_error,
     socket::MAX_FDS,
 };
@@ -104,12 +104,12 @@ impl PciFunction for VfioUser {
             return if before.is_empty() {
                 Ok(())
             } else {
-                self.set_irqs(flags, 0, 0, &[])
+                self.set_irqs(irq::MSIX, flags, 0, 0, &[])
             };
         }
         let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
         for gone in before.difference(&now) {
-            self.set_irqs(flags, *gone, 1, &[])?;
+            self.set_irqs(irq::MSIX, flags, *gone, 1, &[])?;
         }
         // Runs of consecutive vectors, no longer than the server can take descriptors.
         let limit = usize::try_from(self.server.max_fds)
@@ -128,6 +128,24 @@ impl PciFunction for VfioUser {
             run.push(fd);
         }
         self.connect_run(start, &run)
+    }
+
+    fn set_notice(&self, notice: Notice, event: Option<BorrowedFd<'_>>) -> Result<bool, PciError> {
+        let index = notice.interrupt();
+        if self.vectors_of(index)? == 0 {
+            return Ok(false);
+        }
+        match event {
+            Some(fd) => {
+                let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
+                self.set_irqs(index, flags, 0, 1, &[fd])?;
+            }
+            None => {
+                let flags = proto::IRQ_SET_DATA_NONE | proto::IRQ_SET_ACTION_TRIGGER;
+                self.set_irqs(index, flags, 0, 0, &[])?;
+            }
+        }
+        Ok(true)
     }
 
     fn iova_ranges(&self) -> Result<Vec<IovaRange>, PciError> {

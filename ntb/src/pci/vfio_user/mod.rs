@@ -123,7 +123,7 @@ impl VfioUser {
         this.server = this.negotiate()?;
         let info = this.device_info()?;
         this.resettable = info.flags & proto::DEVICE_RESET != 0;
-        this.vectors = this.msix_vectors()?;
+        this.vectors = this.vectors_of(irq::MSIX)?;
         let config = this.region_info(region::CONFIG)?;
         this.config_size = match config.bytes {
             4096.. => 4096,
@@ -222,10 +222,10 @@ impl VfioUser {
         Region::parse(index, reply)
     }
 
-    fn msix_vectors(&self) -> Result<u16, PciError> {
+    fn vectors_of(&self, index: u32) -> Result<u16, PciError> {
         let ask = proto::IrqInfo {
             argsz: size_of::<proto::IrqInfo>() as u32,
-            index: irq::MSIX,
+            index,
             ..proto::IrqInfo::new_zeroed()
         };
         let reply = self.call(Command::DeviceGetIrqInfo, ask.as_bytes(), &[], &[])?;
@@ -234,7 +234,7 @@ impl VfioUser {
         u16::try_from(info.count)
             .ok()
             .filter(|n| *n <= 2048)
-            .ok_or_else(|| protocol_error(format!("{} MSI-X vectors", info.count)))
+            .ok_or_else(|| protocol_error(format!("{} vectors of interrupt {index}", info.count)))
     }
 
     /// One request and its reply.
@@ -307,14 +307,21 @@ impl VfioUser {
 
     fn connect_run(&self, start: u16, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
         let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
-        self.set_irqs(flags, start, fds.len() as u32, fds)
+        self.set_irqs(irq::MSIX, flags, start, fds.len() as u32, fds)
     }
 
-    fn set_irqs(&self, flags: u32, start: u16, count: u32, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
+    fn set_irqs(
+        &self,
+        index: u32,
+        flags: u32,
+        start: u16,
+        count: u32,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), PciError> {
         let ask = proto::IrqSet {
             argsz: size_of::<proto::IrqSet>() as u32,
             flags,
-            index: irq::MSIX,
+            index,
             start: start.into(),
             count,
         };
