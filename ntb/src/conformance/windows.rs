@@ -74,25 +74,42 @@ pub(super) fn closed_windows_are_closed(fixture: &dyn PortFixture) {
     let ports = fixture.open().link_up();
     let (port, peer) = (&ports.a, &ports.b);
     let space = DmaSpace::new(Arc::clone(peer.function())).expect("space");
-    for i in 0..peer.windows().len() {
+    for (i, info) in peer.windows().iter().enumerate() {
         let region = Arc::new(Region::allocate(SMALL, Pages::Normal).expect("memory"));
         // Mapped all along, so that nothing but the window keeps the peer out.
-        let _mapping = space.map(&region, peer.windows()[i].address_align).expect("map");
+        let mapping = space.map(&region, info.address_align).expect("map");
         let aperture = Aperture::open(&**port, i, ApertureChoice::Best).expect("aperture");
+        let store = |value: u64| {
+            let stored = aperture.write(0, &value.to_le_bytes());
+            stored.expect("a posted write cannot fail");
+        };
         for life in 1..=3u64 {
-            let window = InboundWindow::over(peer, &space, i, &region, SMALL).expect("inbound");
-            aperture.write(0, &life.to_le_bytes()).expect("write");
+            peer.open_window(i, mapping.iova(), SMALL).expect("open");
+            store(life);
             wait_until("a store into the open window", || word(&region, 0) == life);
-            if life == 2 {
+            peer.close_window(i).expect("close");
+            store(0xDEAD);
+            flush(&**port, &**peer);
+            assert_eq!(word(&region, 0), life, "a store went through a closed window");
+        }
+        peer.close_window(i).expect("closing a closed window");
+        // The same memory again, by the guard, closed in both of its ways.
+        for by_hand in [true, false] {
+            let window = InboundWindow::over(peer, &space, i, &region, SMALL).expect("inbound");
+            store(9);
+            wait_until("a store into the reopened window", || word(&region, 0) == 9);
+            if by_hand {
                 window.close().expect("close");
             } else {
                 drop(window);
             }
-            aperture
-                .write(0, &0xDEADu64.to_le_bytes())
-                .expect("a posted write cannot fail");
+            store(0xDEAD);
             flush(&**port, &**peer);
-            assert_eq!(word(&region, 0), life, "a store went through a closed window");
+            assert_eq!(
+                word(&region, 0),
+                9,
+                "a store went through a window that was let go"
+            );
         }
     }
 }
