@@ -149,6 +149,44 @@ fn one_dead_direction_is_told_apart() {
 }
 
 #[test]
+fn a_direction_that_dies_while_running_ends_the_life_and_is_told_apart() {
+    let mut w = running_pair(23);
+    w.sides[1].transmit_dead = true;
+    w.run_for(ms(10_000));
+    for side in 0..2 {
+        assert_eq!(w.sides[side].downs, [(ChannelId(0), CloseReason::PeerGone)]);
+        assert_eq!(w.count(side, "peer-gone"), 1);
+    }
+    assert!(
+        w.state(1).missing().contains("transmit dead, receive alive"),
+        "{:?}",
+        w.state(1)
+    );
+    assert!(
+        w.state(0).missing().contains("transmit alive, receive dead"),
+        "{:?}",
+        w.state(0)
+    );
+    w.sides[1].transmit_dead = false;
+    assert!(w.run_until(w.now + ms(1000), World::is_settled));
+    w.assert_channels_match();
+}
+
+#[test]
+fn corrupt_data_left_over_from_an_ended_life_does_not_end_the_present_one() {
+    let mut w = running_pair(24);
+    w.session(0).corrupt(ChannelId(5));
+    w.sides[0].drains = false;
+    w.link_down();
+    w.link_up();
+    w.run_for(ms(20));
+    w.session(0).corrupt(ChannelId(0));
+    assert!(w.run_until(w.now + ms(1000), World::is_settled));
+    w.run_for(ms(1000));
+    assert_eq!(w.count(0, "peer-gone") + w.count(1, "peer-gone"), 0);
+}
+
+#[test]
 fn a_killed_peer_is_given_up_and_its_successor_welcomed() {
     let mut w = running_pair(5);
     w.kill(1);
