@@ -253,7 +253,9 @@ fn a_channel_comes_up_over_a_cleared_control_page() {
     w.start(0);
     w.start(1);
     let id = w.open(0, "x", spec(64));
-    w.open(1, "x", spec(64));
+    w.run_for(ms(3000));
+    assert_eq!(w.state(0), SessionState::Running);
+    w.open(1, "x", spec(64)); // side 0 learns of both, the channel and that it is paired, at the same moment
     assert!(w.run_until(w.now + ms(5000), World::is_settled));
     w.close(0, id);
     w.run_for(ms(300));

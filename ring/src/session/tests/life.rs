@@ -287,8 +287,9 @@ fn a_goodbye_by_registers_alone_is_enough() {
 #[test]
 fn ones_own_pause_is_not_the_peers_silence() {
     let mut w = running_pair(30);
-    w.sides[0].paused = true;
     w.sides[1].paused = true;
+    w.run_for(ms(20)); // its last beat is taken in
+    w.sides[0].paused = true;
     w.run_for(ms(4800));
     w.sides[0].paused = false;
     w.run_for(ms(150));
