@@ -16,9 +16,10 @@ use std::{
 };
 
 use super::{
-    Counts, Policy,
+    Counts,
     credentials::Credentials,
     greeting::{Greeting, Malformed, Message, Reason},
+    policy::Policy,
     socket::{self, Heard},
 };
 
