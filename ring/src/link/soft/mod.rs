@@ -39,6 +39,7 @@ use rustix::{io::Errno, net::SocketAddrUnix};
 
 use super::{
     Doorbell, Link, LinkError, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
+    doorbell::sleep_on,
     ends::{NO_REGISTERS, Own, Peer, Unfit},
     engine::{Engine, Order},
 };
@@ -47,7 +48,7 @@ use greeting::{Greeting, Malformed, Message, Reason};
 use listener::{Candidate, Listener};
 pub use options::{Counts, SoftOptions};
 use policy::Policy;
-use socket::Heard;
+use socket::{Heard, Socket};
 
 /// What this side does to find its peer.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ enum Role {
     /// Neither holds the name nor calls.
     Seeking,
     /// Has greeted the holder of the name and waits for its greeting.
-    Calling { socket: OwnedFd, holder: Credentials },
+    Calling { socket: Socket, holder: Credentials },
     /// Has called and is connected.
     Called,
     /// Holds the name, connected or not.
@@ -65,9 +66,28 @@ enum Role {
 /// The peer of the moment.
 #[derive(Debug)]
 struct Connected {
-    socket: OwnedFd,
+    socket: Socket,
     who: Credentials,
+    /// Tells of the process's death, where the kernel can; the socket does not while a child that it forked has a copy.
+    process: Option<OwnedFd>,
     peer: Peer,
+}
+
+impl Connected {
+    fn new(socket: Socket, who: Credentials, peer: Peer) -> Self {
+        Self {
+            socket,
+            who,
+            process: who.process(),
+            peer,
+        }
+    }
+
+    fn process_ended(&self) -> bool {
+        self.process
+            .as_ref()
+            .is_some_and(|p| sleep_on(&[p.as_fd()], Duration::ZERO))
+    }
 }
 
 /// A link under a name on this machine.
@@ -131,8 +151,8 @@ impl SoftLink {
     fn check_peer(&mut self) {
         let Some(connected) = &self.connected else { return };
         match socket::receive(&connected.socket) {
-            Heard::Nothing => return,
-            Heard::Gone => {}
+            Heard::Nothing if !connected.process_ended() => return,
+            Heard::Nothing | Heard::Gone => {}
             _ => self.counts.malformed += 1, // nothing is said after the greetings
         }
         self.connected = None; // drops the peer's memory and doorbells
@@ -163,7 +183,7 @@ impl SoftLink {
     }
 
     /// Greets the holder of the name.
-    fn call(&mut self, socket: OwnedFd) -> Result<(), LinkError> {
+    fn call(&mut self, socket: Socket) -> Result<(), LinkError> {
         let holder =
             Credentials::of_peer(&socket).map_err(|e| error::socket(&self.name, "asking who holds it", e))?;
         if !self.policy.permits(&socket, holder) {
@@ -208,11 +228,7 @@ impl SoftLink {
             Heard::Gone => self.counts.gone_early += 1,
             Heard::Message(Message::Greeting(greeting), fds) => match self.peer_from(holder, greeting, fds) {
                 Ok(peer) => {
-                    self.connected = Some(Connected {
-                        socket,
-                        who: holder,
-                        peer,
-                    });
+                    self.connected = Some(Connected::new(socket, holder, peer));
                     self.role = Role::Called;
                 }
                 Err(_) => {
@@ -262,7 +278,7 @@ impl SoftLink {
         };
         self.own.clear_registers();
         match socket::send(&socket, &self.greeting(), &self.own.descriptors()) {
-            Ok(()) => self.connected = Some(Connected { socket, who, peer }),
+            Ok(()) => self.connected = Some(Connected::new(socket, who, peer)),
             Err(_) => self.counts.gone_early += 1,
         }
     }
@@ -328,7 +344,10 @@ impl Link for SoftLink {
             Role::Called => {}
             Role::Listening(listener) => fds.extend(listener.descriptors()),
         }
-        fds.extend(self.connected.iter().map(|c| c.socket.as_fd()));
+        if let Some(connected) = &self.connected {
+            fds.push(connected.socket.as_fd());
+            fds.extend(connected.process.as_ref().map(AsFd::as_fd));
+        }
         self.own.wait(&fds, timeout);
     }
 

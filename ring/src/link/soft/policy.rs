@@ -10,7 +10,7 @@
     )
 )]
 
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 
 use super::{
     credentials::{Credentials, peer_has_group},
@@ -25,7 +25,7 @@ pub(super) struct Policy {
 }
 
 impl Policy {
-    pub(super) fn permits(&self, socket: &OwnedFd, who: Credentials) -> bool {
+    pub(super) fn permits(&self, socket: impl AsFd, who: Credentials) -> bool {
         who.uid == self.own.uid
             || self
                 .group

@@ -299,6 +299,61 @@ fn two_processes_in_either_order_and_killed_at_any_moment() {
     }
 }
 
+/// Connects, forks a child that keeps every descriptor, says which, and waits to be killed.
+#[test]
+#[allow(unsafe_code, reason = "fork")]
+fn zz_helper_fork() {
+    let Some(name) = std::env::var("NTB_RING_TEST_FORK").ok() else {
+        return;
+    };
+    let mut link = open(&name);
+    until(|| {
+        link.wait(Duration::from_millis(1));
+        up(&mut link)
+    });
+    // SAFETY: the child calls nothing but sleep and _exit, which are async-signal-safe.
+    let child = unsafe {
+        match libc::fork() {
+            0 => {
+                libc::sleep(60);
+                libc::_exit(0)
+            }
+            child => child,
+        }
+    };
+    let line = ntb_mem::line::Line([child as u64; 8]);
+    link.outbound().unwrap().put(0, &line);
+    std::thread::sleep(2 * WATCHDOG);
+}
+
+#[test]
+fn a_death_is_noticed_while_a_forked_child_keeps_the_socket_open() {
+    let name = unique();
+    let mut link = open(&name);
+    link.poll().unwrap();
+    let mut other = child("zz_helper_fork", &[("NTB_RING_TEST_FORK", &name)]);
+    let mut grandchild = 0;
+    until(|| {
+        link.wait(Duration::from_millis(2));
+        up(&mut link);
+        grandchild = link.inbound().load(0, Ordering::Acquire);
+        grandchild != 0
+    });
+    other.kill().unwrap();
+    other.wait().unwrap();
+    until(|| {
+        link.wait(Duration::from_millis(2));
+        !up(&mut link)
+    });
+    assert_eq!(link.poll().unwrap().losses, 1);
+    let grandchild = rustix::process::Pid::from_raw(grandchild as i32).unwrap();
+    // It was there all the time, and a peer that is restarted is taken in spite of it.
+    rustix::process::test_kill_process(grandchild).unwrap();
+    let mut next = open(&name);
+    join(&mut link, &mut next);
+    rustix::process::kill_process(grandchild, rustix::process::Signal::KILL).unwrap();
+}
+
 // ---- peers that do not keep to the rules ----
 
 mod hostile;
