@@ -299,6 +299,33 @@ fn two_processes_in_either_order_and_killed_at_any_moment() {
     }
 }
 
+/// As when a child was forked meanwhile and has not executed its program yet.
+#[test]
+fn a_link_ends_when_it_is_dropped_though_somebody_has_copies_of_its_sockets() {
+    let name = unique();
+    let (mut a, mut b) = (open(&name), open(&name));
+    a.poll().unwrap();
+    join(&mut a, &mut b);
+    let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    let _copy = copy(b.connected.as_ref().unwrap().socket.as_fd());
+    drop(b);
+    until(|| !up(&mut a));
+    let mut b = open(&name);
+    join(&mut a, &mut b);
+    let Role::Listening(listener) = &a.role else {
+        panic!("{a:?}")
+    };
+    let copies: Vec<_> = listener.descriptors().map(copy).collect();
+    drop(a);
+    until(|| !up(&mut b));
+    let mut c = open(&name);
+    for _ in 0..100 {
+        assert!(!up(&mut b) & !up(&mut c), "nobody can listen there yet");
+    }
+    drop(copies);
+    join(&mut b, &mut c);
+}
+
 /// Connects, forks a child that keeps every descriptor, says which, and waits to be killed.
 #[test]
 #[allow(unsafe_code, reason = "fork")]
