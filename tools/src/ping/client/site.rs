@@ -231,7 +231,7 @@ impl Site {
                 ),
             )
         };
-        if self.station.say(&hello.encode(), ANSWER).is_err() {
+        if !self.say(hello, ANSWER) {
             return Err(silent(&self.facts.address));
         }
         let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
@@ -267,16 +267,44 @@ impl Site {
             first,
             kind: plan.kind,
         };
-        let _ = self.station.say(&start.encode(), ANSWER);
+        let _ = self.say(start, ANSWER);
     }
 
     /// Says that this was all, and hears what the far end counted.
     pub(super) fn finish(&mut self, patience: Duration) -> Option<Counted> {
-        self.station.say(&Control::End.encode(), patience).ok()?;
+        if !self.say(Control::End, patience) {
+            return None;
+        }
         self.hear(patience, |control| match control {
             Control::Report(counted) => Some(counted),
             _ => None,
         })
+    }
+
+    /// Sends a message of the agreement; false when there is no room for it in time or the link is down.
+    fn say(&mut self, control: Control, patience: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            match self.station.say(&control.encode(), STEP) {
+                Ok(()) => return true,
+                Err(Hold::NotNow) if begun.elapsed() < patience && !self.interrupt.came() => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Whether the far end is on this machine.
+    pub(super) fn same_machine(&self) -> bool {
+        self.facts.kind == LinkKind::Soft || self.facts.address.starts_with("emu:")
+    }
+
+    /// Processor for the far end of the floor: the peer's, where that is one of this machine.
+    pub(super) fn floor_cpu(&self) -> Option<u32> {
+        if self.same_machine() {
+            return self.cpus.1;
+        }
+        let partner = |cpu| Source::default().topology().partner(cpu, &topology::allowed());
+        self.cpus.0.map(partner)
     }
 
     /// Waits for a message of the agreement that `wanted` takes.
