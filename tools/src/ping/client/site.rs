@@ -152,19 +152,39 @@ impl Site {
 
     /// Waits for the peer and gets to know it.
     pub(super) fn meet(&mut self) -> Result<(), Failure> {
-        self.wait_for_peer(self.timeout, Exit::NoPeer)?;
-        self.hello()
+        self.get_to_know(self.timeout, Exit::NoPeer)
     }
 
     /// After a loss: waits until the peer is back and tells it what is going on.
     pub(super) fn recover(&mut self, patience: Duration, plan: &Plan, first: u64) -> Result<(), Failure> {
-        self.wait_for_peer(patience, Exit::LinkLost)?;
-        self.hello()?;
+        self.get_to_know(patience, Exit::LinkLost)?;
         self.start(plan, first);
         Ok(())
     }
 
-    fn wait_for_peer(&mut self, patience: Duration, exit: Exit) -> Result<(), Failure> {
+    /// Waits for a peer until one has said who it is: one may be lost before it does.
+    fn get_to_know(&mut self, patience: Duration, exit: Exit) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            self.wait_for_peer(patience.saturating_sub(begun.elapsed()), patience, exit)?;
+            if self.hello()? {
+                return Ok(());
+            }
+            if self.interrupt.came() {
+                return Err(Failure::new(
+                    exit,
+                    "interrupted",
+                    format!(
+                        "interrupted before the peer on {} said who it is",
+                        self.facts.address
+                    ),
+                ));
+            }
+        }
+    }
+
+    /// Waits for a connected channel for as long as is `left` of `patience`.
+    fn wait_for_peer(&mut self, left: Duration, patience: Duration, exit: Exit) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut shown = None;
         loop {
@@ -200,7 +220,7 @@ impl Site {
                     format!("the peer process that was started for {address} {how}; missing {missing}"),
                 ));
             }
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= left {
                 let name = if exit == Exit::NoPeer {
                     "no-peer"
                 } else {
@@ -219,20 +239,28 @@ impl Site {
         }
     }
 
-    fn hello(&mut self) -> Result<(), Failure> {
+    /// Asks the peer who it is. False when it was lost meanwhile.
+    fn hello(&mut self) -> Result<bool, Failure> {
         let hello = Control::Hello { cpu: self.wish };
-        let silent = |address: &str| {
-            Failure::new(
+        let epoch = self.events.runs();
+        let silent = |site: &mut Self| {
+            // A peer that is gone, or already another one, is no silent one.
+            if site.interrupt.came() || !site.station.connected(Duration::ZERO) || site.events.runs() != epoch
+            {
+                return Ok(false);
+            }
+            Err(Failure::new(
                 Exit::LinkLost,
                 "no-answer",
                 format!(
-                    "the peer on {address} is connected but does not answer: no 'ntb-ping serve', or its receiving thread has \
-                     stopped"
+                    "the peer on {} is connected but does not answer: its receiving thread has stopped, or it is no \
+                     'ntb-ping serve'",
+                    site.facts.address
                 ),
-            )
+            ))
         };
         if !self.say(hello, ANSWER) {
-            return Err(silent(&self.facts.address));
+            return silent(self);
         }
         let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
             Control::Welcome {
@@ -244,7 +272,7 @@ impl Site {
             _ => None,
         });
         let Some((pid, cpu, pin_errno, sleeps)) = answer else {
-            return Err(silent(&self.facts.address));
+            return silent(self);
         };
         self.welcome = Welcome {
             pid: Some(pid),
@@ -257,7 +285,7 @@ impl Site {
                 "the far end could not be pinned to processor {wish}: {errno}"
             ));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Announces the messages that follow. A link that is down shows at the first of them.
