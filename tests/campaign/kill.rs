@@ -281,6 +281,10 @@ fn spin(time: Duration) {
     }
 }
 
+fn linger() {
+    spin(Duration::from_micros(3));
+}
+
 /// One side: sends and receives as fast as it can, checks every byte, ends by itself only on a violation.
 pub(crate) fn side(args: &SideArgs) -> ExitCode {
     match traffic(args) {
@@ -377,6 +381,7 @@ impl Ends {
                 Err(e) => return Err(format!("sending: {e}")),
             };
             traffic::fill(claim.bytes(), self.source, self.number);
+            linger(); // so that a kill can hit between claim and commit
             claim.commit(0);
             self.number += 1;
         }
@@ -387,8 +392,13 @@ impl Ends {
     fn drain(&mut self, rng: &mut Rng, buf: &mut [u8]) -> Result<bool, String> {
         for _ in 0..256 {
             self.board.set(Phase::Receive);
-            match self.rx.try_recv(buf) {
-                Ok(got) => self.take(&buf[..got.len])?,
+            // Read in place and slowly, so that a kill can hit in the middle of it.
+            let got = self.rx.try_recv_with(|m| {
+                linger();
+                m.copy_to(0, buf)
+            });
+            match got {
+                Ok(len) => self.take(&buf[..len])?,
                 Err(RecvFailure::Empty) => break,
                 Err(e) => return self.lost(&e),
             }
