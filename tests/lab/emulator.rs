@@ -27,9 +27,16 @@ pub(crate) struct Emulator {
 impl Emulator {
     /// Makes the pair and serves it on two sockets in `folder`.
     pub(crate) fn start(bridge: Bridge, folder: &Path) -> Result<Self, LabError> {
-        let refused = |why: String| LabError::Emulator { model: bridge.model, why };
+        let refused = |why: String| LabError::Emulator {
+            model: bridge.model,
+            why,
+        };
         let model = family(bridge.model).ok_or_else(|| refused("it has no model of that name".to_owned()))?;
-        let config = PairConfig { window_bytes: bridge.window_bytes, train_time: TRAINING, ..PairConfig::default() };
+        let config = PairConfig {
+            window_bytes: bridge.window_bytes,
+            train_time: TRAINING,
+            ..PairConfig::default()
+        };
         let pair = Pair::new(model, config).map_err(|errno| refused(errno.to_string()))?;
         let mut servers = Vec::new();
         for (side, role) in SIDES.into_iter().zip(ROLES) {
@@ -65,7 +72,10 @@ impl Emulator {
         let fault = |(role, (_, server)): (char, &(PathBuf, Server))| {
             let stats = server.stats();
             let last = stats.last_fault()?;
-            Some(format!("emulator: port {role}: {} faults of its client, the last: {last}", stats.faults()))
+            Some(format!(
+                "emulator: port {role}: {} faults of its client, the last: {last}",
+                stats.faults()
+            ))
         };
         ROLES.into_iter().zip(&self.servers).filter_map(fault).collect()
     }

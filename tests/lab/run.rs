@@ -51,7 +51,10 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let archive = initramfs::pack(prepared, scenario.script, &[])?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
-    let emulator = scenario.bridge.map(|bridge| Emulator::start(bridge, &place.sockets)).transpose()?;
+    let emulator = scenario
+        .bridge
+        .map(|bridge| Emulator::start(bridge, &place.sockets))
+        .transpose()?;
     let (sender, events) = mpsc::channel();
     let start = Instant::now();
     let mut guests = Vec::new();
@@ -71,7 +74,15 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     }
     drop(sender);
 
-    let mut run = Run { scenario, start, guests, emulator, stories: Default::default(), first_failure: None, talk: Vec::new() };
+    let mut run = Run {
+        scenario,
+        start,
+        guests,
+        emulator,
+        stories: Default::default(),
+        first_failure: None,
+        talk: Vec::new(),
+    };
     run.follow(&events);
     for guest in &mut run.guests {
         guest.kill();
@@ -81,8 +92,16 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
 }
 
 fn settings(scenario: &Scenario, at: usize) -> Vec<(&'static str, String)> {
-    let mut all = vec![("ROLE", ROLES[at].to_string()), ("PEER", ROLES[1 - at].to_string())];
-    all.extend(scenario.settings.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    let mut all = vec![
+        ("ROLE", ROLES[at].to_string()),
+        ("PEER", ROLES[1 - at].to_string()),
+    ];
+    all.extend(
+        scenario
+            .settings
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned())),
+    );
     all
 }
 
@@ -171,18 +190,35 @@ impl Run<'_> {
             reasons.extend(emulator.faults());
         }
         for (at, role) in ROLES.into_iter().enumerate() {
-            reasons.extend(self.verdict(at).into_iter().map(|reason| format!("guest {role}: {reason}")));
+            reasons.extend(
+                self.verdict(at)
+                    .into_iter()
+                    .map(|reason| format!("guest {role}: {reason}")),
+            );
             let complaints = complaints(&self.guests[at].console, self.scenario.tolerates);
-            reasons.extend(complaints.into_iter().map(|line| format!("guest {role}: kernel: {line}")));
+            reasons.extend(
+                complaints
+                    .into_iter()
+                    .map(|line| format!("guest {role}: kernel: {line}")),
+            );
         }
         let passed = reasons.is_empty();
         if !passed {
             reasons.extend(self.evidence(place));
         }
-        let all = |at: usize| self.stories[at].passed.iter().map(move |passed| (ROLES[at], passed));
+        let all = |at: usize| {
+            self.stories[at]
+                .passed
+                .iter()
+                .map(move |passed| (ROLES[at], passed))
+        };
         let mut steps: Vec<Step> = all(0)
             .chain(all(1))
-            .map(|(guest, (step, at))| Step { guest, step: step.clone(), at_seconds: at.as_secs_f64() })
+            .map(|(guest, (step, at))| Step {
+                guest,
+                step: step.clone(),
+                at_seconds: at.as_secs_f64(),
+            })
             .collect();
         steps.sort_by(|one, other| one.at_seconds.total_cmp(&other.at_seconds));
         let notes = ROLES.into_iter().zip(&self.stories);
@@ -203,9 +239,17 @@ impl Run<'_> {
     /// What is wrong with one guest's report.
     fn verdict(&self, at: usize) -> Vec<String> {
         let story = &self.stories[at];
-        let step = if story.step.is_empty() { "start-up" } else { &story.step };
+        let step = if story.step.is_empty() {
+            "start-up"
+        } else {
+            &story.step
+        };
         if let Some(failure) = &story.failure {
-            return if self.first_failure == Some(at) { vec![failure.clone()] } else { vec![] };
+            return if self.first_failure == Some(at) {
+                vec![failure.clone()]
+            } else {
+                vec![]
+            };
         }
         if !story.done {
             // The other guest's failure ends the run early; this one is then only a bystander.
@@ -216,7 +260,10 @@ impl Run<'_> {
             };
         }
         let passed: BTreeSet<&str> = story.passed.iter().map(|(step, _)| step.as_str()).collect();
-        let missing = self.scenario.steps_of(ROLES[at]).filter(|step| !passed.contains(step));
+        let missing = self
+            .scenario
+            .steps_of(ROLES[at])
+            .filter(|step| !passed.contains(step));
         missing.map(|step| format!("never reported {step}")).collect()
     }
 
@@ -243,5 +290,9 @@ fn complaints(console: &Path, tolerated: &[&str]) -> Vec<String> {
     let is_complaint = |line: &&str| {
         COMPLAINTS.iter().any(|mark| line.contains(mark)) && !tolerated.iter().any(|mark| line.contains(mark))
     };
-    text.lines().filter(is_complaint).take(5).map(|line| line.trim_end().to_owned()).collect()
+    text.lines()
+        .filter(is_complaint)
+        .take(5)
+        .map(|line| line.trim_end().to_owned())
+        .collect()
 }

@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// Sends a stream one way and has the far end count it
     #[arg(long)]
     pub oneway: bool,
-    /// Processor to run on, and after a comma the far end's
+    /// Processor to run on, and after a comma the far end's [default: two that are near each other]
     #[arg(short, long, value_name = "A[,B]", value_parser = cpu_pair, allow_hyphen_values = true)]
     pub cpu: Option<(u32, Option<u32>)>,
     /// What a waiting end does: spin (never gives its processor away), yield (spins, then yields between polls), sleep

@@ -64,6 +64,8 @@ pub(super) struct Site {
     pub(super) chosen: String,
     /// Processors of this end and of the far end.
     pub(super) cpus: (Option<u32>, Option<u32>),
+    /// The user has left the choice of processors to this program.
+    free: bool,
     /// Processor that the far end is asked to run on.
     wish: Option<u32>,
     pub(super) welcome: Welcome,
@@ -78,7 +80,9 @@ impl Site {
     pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
         let allowed = topology::allowed();
         let own_peer = args.address.is_none();
-        let cpus = choose(args.cpu, own_peer, &allowed)?;
+        // Where the far end is elsewhere, nothing is known of its processors.
+        let near = matches!(args.address, None | Some(Address::Soft(_) | Address::Emulated(_)));
+        let cpus = choose(args.cpu, own_peer, near, &allowed)?;
         let lines = (2 * (args.size.div_ceil(64) + 1))
             .next_power_of_two()
             .max(MIN_LINES);
@@ -141,6 +145,7 @@ impl Site {
             facts,
             chosen: opened.chosen,
             cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
+            free: args.cpu.is_none(),
             wish: if own_peer { None } else { cpus.1 },
             welcome: Welcome::default(),
             pin_trouble: (args.wait == Waiting::Spin && shared)
@@ -279,6 +284,10 @@ impl Site {
             sleeps,
         };
         self.cpus.1 = cpu;
+        if self.free && self.cpus.0.is_some() && self.cpus.0 == cpu {
+            // Its user had bound it to the one that was chosen here.
+            self.cpus.0 = cpu.map(|cpu| Source::default().topology().partner(cpu, &topology::allowed()));
+        }
         if let (Some(wish), true) = (self.wish, pin_errno != 0) {
             let errno = std::io::Error::from_raw_os_error(pin_errno.cast_signed());
             self.pin_trouble = Some(format!(
@@ -366,6 +375,7 @@ impl Site {
 fn choose(
     wish: Option<(u32, Option<u32>)>,
     own_peer: bool,
+    near: bool,
     allowed: &[u32],
 ) -> Result<(Option<u32>, Option<u32>), Failure> {
     let check = |cpu: u32| {
@@ -381,15 +391,15 @@ fn choose(
         ))
     };
     let topology = Source::default().topology();
-    match (wish, own_peer) {
-        (None, true) => Ok(topology
+    Ok(match wish {
+        None if near => topology
             .best_pair(allowed)
-            .map_or((None, None), |(a, b)| (Some(a), Some(b)))),
-        (None, false) => Ok((None, None)),
-        (Some((a, None)), true) => Ok((Some(check(a)?), Some(topology.partner(a, allowed)))),
-        (Some((a, b)), false) => Ok((Some(check(a)?), b)),
-        (Some((a, Some(b))), true) => Ok((Some(check(a)?), Some(check(b)?))),
-    }
+            .map_or((None, None), |(a, b)| (Some(a), Some(b))),
+        None => (topology.best_pair(allowed).map(|(a, _)| a), None),
+        Some((a, None)) if near => (Some(check(a)?), Some(topology.partner(a, allowed))),
+        Some((a, Some(b))) if own_peer => (Some(check(a)?), Some(check(b)?)),
+        Some((a, b)) => (Some(check(a)?), b), // the far end checks its own
+    })
 }
 
 fn random() -> u64 {
