@@ -43,7 +43,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 /// How long the server stays awake without a message between start and end of a measurement.
 const AWAKE_NS: u64 = 10_000_000_000;
 /// Longest sleep between two looks for a signal.
-const NAP: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_millis(50);
 /// Empty polls between two looks for a signal and at the clock.
 const POLLS_A_LOOK: u64 = 1024;
 

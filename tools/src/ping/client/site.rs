@@ -267,7 +267,7 @@ impl Site {
         if !self.say(hello, ANSWER) {
             return silent(self);
         }
-        let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
+        let answer = self.hear(ANSWER.min(self.timeout), true, |control| match control {
             Control::Welcome {
                 pid,
                 cpu,
@@ -309,10 +309,9 @@ impl Site {
 
     /// Says that this was all, and hears what the far end counted.
     pub(super) fn finish(&mut self, patience: Duration) -> Option<Counted> {
-        if !self.say(Control::End, patience) {
-            return None;
-        }
-        self.hear(patience, |control| match control {
+        // Also after an interrupt: the patience is short then.
+        self.station.say(&Control::End.encode(), patience).ok()?;
+        self.hear(patience, false, |control| match control {
             Control::Report(counted) => Some(counted),
             _ => None,
         })
@@ -344,8 +343,14 @@ impl Site {
         self.cpus.0.map(partner)
     }
 
-    /// Waits for a message of the agreement that `wanted` takes.
-    fn hear<T>(&mut self, patience: Duration, wanted: impl Fn(Control) -> Option<T>) -> Option<T> {
+    /// Waits for a message of the agreement that `wanted` takes, ended by an interrupt where that is not yet the reason
+    /// for it.
+    fn hear<T>(
+        &mut self,
+        patience: Duration,
+        interruptible: bool,
+        wanted: impl Fn(Control) -> Option<T>,
+    ) -> Option<T> {
         let begun = Instant::now();
         let mut inbox = [0; CONTROL_BYTES];
         let mut long = Vec::new();
@@ -359,7 +364,7 @@ impl Site {
                     continue;
                 }
                 Err(Hold::Down) => return None,
-                Err(Hold::NotNow) if self.interrupt.came() && begun.elapsed() > STEP => return None,
+                Err(Hold::NotNow) if interruptible && self.interrupt.came() => return None,
                 Err(Hold::NotNow) => continue,
                 Ok(len) => inbox.get(..len).and_then(Control::decode),
             };
