@@ -21,9 +21,9 @@ fail() {
     evidence 2>&1 | tail -n 60 | while read -r line; do note "evidence $line"; done
     say "fail $STEP: $*"
     echo "lab: fail $STEP: $*" >/dev/kmsg
-    sync
+    # The other guest says first what it sees, with this one still there.
+    sleep 3
     poweroff -f
-    sleep 60
 }
 
 # evidence: prints what a reader of a failure should see; a scenario's script has its own.
