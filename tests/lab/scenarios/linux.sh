@@ -15,7 +15,6 @@ evidence() {
     for n in 0 1 2 3 4 5 6 7; do
         [ -e "$tool/spad$n" ] && echo "spad$n $(cat "$tool/spad$n")"
     done
-    grep seq= /tmp/ping
     ifconfig eth0 | grep packets
 } 2>/dev/null
 
@@ -36,6 +35,9 @@ unload_client() {
 bind_driver() {
     load "$DRIVER"
     within 10 "the driver offers no NTB device" [ -e "/sys/bus/ntb/devices/$device" ]
+    # AMD's driver reports the link again from a timer, one second after it is loaded. An ntb_transport that has
+    # begun to send by then resets its ring a second time, and its peer waits for ever.
+    [ "$DRIVER" != ntb_hw_amd ] || sleep 2
 }
 
 reads() { [ "$(cat "$1")" = "$2" ]; }
@@ -265,12 +267,14 @@ meet clear
 ifconfig lo 127.0.0.1 up
 network_up
 meet network
-# In turn: ping's socket has room for one packet of this device's size, and takes the other side's requests too.
+# Guests in turn, one request at a time: ping's socket has room for one packet of this device's size, takes the
+# other side's requests too, and drops what comes in a bunch after a pause of a busy machine.
 ping_peer() {
     within 20 "no answer to ping" ping -c 1 -W 2 $peer_ip
-    ping -c 20 -i 0.1 $peer_ip >/tmp/ping
-    note "$(tail -n 2 /tmp/ping | tr '\n' ' ')"
-    holds "pings lost" grep -q ' 0% packet loss' /tmp/ping
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        holds "ping $n lost" ping -q -c 1 -W 10 $peer_ip >/tmp/ping
+    done
+    note "$(tail -n 1 /tmp/ping)"
 }
 in_turn ping_peer
 meet pinged
