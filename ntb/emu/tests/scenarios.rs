@@ -188,6 +188,21 @@ fn delayed_writes_arrive_in_order_and_reads_push_them() {
 }
 
 #[test]
+fn delayed_writes_do_not_use_up_memory() {
+    let bench = up("", 0);
+    let region = window(&bench);
+    act(&bench, "delay a>b 86400s");
+    for i in 0..150u8 {
+        bench.port(A).bar_write(2, 0, &vec![i + 1; 1 << 19]);
+    }
+    let arrived = byte(&region, 0);
+    assert!(
+        (20..150).contains(&arrived),
+        "{arrived} of 150 half-MiB writes have made room"
+    );
+}
+
+#[test]
 fn handshake_writes_are_lost_or_blanked() {
     let bench = up(
         "start spads a>b lose 1\nstart spads b>a ones 1\nstart doorbells a>b lose 1",

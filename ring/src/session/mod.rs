@@ -16,13 +16,23 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 mod channels;
 mod clock;
+#[cfg(any(fuzzing, test))]
+mod fuzz;
+mod greeting;
 mod life;
+mod lives;
 mod random;
+mod telling;
 mod types;
 
 #[cfg(test)]
@@ -31,8 +41,9 @@ mod tests;
 use std::time::Duration;
 
 use channels::{Channels, Context};
-use clock::{Earliest, Retry};
-use life::{Life, Own, Step};
+use clock::Retry;
+use greeting::Own;
+use life::{Life, Step};
 use random::Random;
 
 use crate::{
@@ -41,10 +52,12 @@ use crate::{
         identity::Identity,
         layout::MIN_WINDOW_LINES,
         page::PAGE_LINES,
-        registers::{Ended, Phase, Report},
+        registers::{Ended, Report},
     },
 };
 
+#[cfg(any(fuzzing, test))]
+pub use fuzz::fuzz;
 pub use types::{
     Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo,
     SessionConfig, SessionState,
@@ -155,10 +168,12 @@ impl Session {
         self.wake = Duration::ZERO;
     }
 
-    /// An end of the channel found something that cannot be. Ends this life of the link at the next step; the next one
-    /// is held off for 100 ms, twice as long each time up to 5 s.
+    /// An end of the channel's present life found something that cannot be. Ends this life of the link at the next step;
+    /// the next one is held off for 100 ms, twice as long each time up to 5 s.
+    ///
+    /// Not to be called for what is left to read of an ended life: it says nothing about the present one.
     pub fn corrupt(&mut self, id: ChannelId) {
-        if self.life.is_some() && self.channels.is_open(id) {
+        if self.life.is_some() && self.channels.is_up(id) {
             self.corrupt = true;
             self.wake = Duration::ZERO;
         }
@@ -170,6 +185,7 @@ impl Session {
             return;
         }
         self.closed = true;
+        self.wake = Duration::MAX;
         if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
             if let Some(life) = &mut self.life {
                 life.goodbye(self.windows, actions);
@@ -190,12 +206,9 @@ impl Session {
         self.life.as_ref()?.peer_info()
     }
 
-    /// How long the next step can wait when nothing rings before.
+    /// How long the next step can wait when nothing rings before: a second at most.
     pub fn next_wakeup(&self, now: Duration) -> Duration {
-        if self.closed {
-            return Duration::MAX;
-        }
-        self.wake.saturating_sub(now)
+        self.wake.saturating_sub(now).min(WAITING_EVERY)
     }
 
     /// Looks at `inputs` and appends to `actions` what is to be done, in order. `now` is the time since any fixed start
@@ -218,8 +231,9 @@ impl Session {
         {
             self.look_at_registers(now, report, inputs, actions);
         }
-        let mut urgent = self.live(now, inputs, actions);
+        self.listen(now, inputs, actions);
         self.change_state(now, self.current_state(), actions);
+        let mut urgent = self.speak(now, inputs, actions);
         urgent |= self.write_registers(now, actions);
         if urgent {
             actions.push(Action::Ring);
@@ -238,117 +252,28 @@ impl Session {
         }
     }
 
-    /// A goodbye counts even when the link goes down with it.
-    fn hear_goodbye(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
-        let closed = |life: &Life| life.is_closed_by_beat(inputs.inbound);
-        if self.life.as_ref().is_some_and(closed) {
-            self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
-        }
-    }
-
-    fn look_at_link(&mut self, now: Duration, link: LinkStatus, actions: &mut Vec<Action>) {
-        let before = *self.link.get_or_insert(link);
-        let losses = link.losses.saturating_sub(before.losses);
-        // Where the transport has not counted the loss yet, the life ends all the same and the event follows.
-        if losses > 0 || self.windows && link.state < LinkState::WindowsSet && self.life.is_some() {
-            self.end_life(now, CloseReason::LinkLost, Ended::LinkLost, actions);
-            self.seen = None;
-            self.written = None;
-            self.after = Some(SessionState::LinkLost);
-            self.change_state(now, SessionState::LinkLost, actions);
-        }
-        if losses > 0 {
-            actions.push(Action::Event(Event::LinkLost { losses }));
-        }
-        if link.state > LinkState::CableDown && self.after == Some(SessionState::LinkLost) {
-            self.after = None;
-        }
-        self.link = Some(link);
-    }
-
-    fn look_at_registers(
-        &mut self,
-        now: Duration,
-        report: Report,
-        inputs: &Inputs<'_>,
-        actions: &mut Vec<Action>,
-    ) {
-        if report.who.incarnation == self.me.incarnation {
-            return; // this side's own registers, come back
-        }
-        let echoed = report.echo == self.me.echo();
-        if let Some(peer) = self.life.as_ref().map(Life::peer) {
-            if report.who == peer {
-                if report.phase == Phase::Closed {
-                    return self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
-                }
-                let step = step(now, self.windows, inputs, &self.config, &self.own);
-                if let Some(life) = &mut self.life {
-                    life.report(report, step, actions);
-                }
-                return;
-            }
-            if !echoed || report.who.is_before(peer) {
-                return; // somebody else's, or left over
-            }
-            if report.who.incarnation == peer.incarnation {
-                let reason = match report.ended {
-                    Ended::LinkLost => CloseReason::LinkLost,
-                    Ended::Corrupt => CloseReason::Corrupt,
-                    Ended::PeerGone | Ended::None => CloseReason::PeerGone,
-                };
-                self.end_gone(now, reason, Ended::None, actions);
-            } else {
-                self.end_life(now, CloseReason::PeerRestarted, Ended::None, actions);
-                self.tell_restart(report.who.incarnation, actions);
-            }
-        }
-        if report.phase == Phase::Closed {
-            self.seen = self.seen.filter(|seen| *seen != report.who);
-            return;
-        }
-        if self.seen.is_some_and(|seen| report.who.is_before(seen)) {
-            return;
-        }
-        self.seen = Some(report.who);
-        if report.echo == self.me.echo() {
-            self.begin_life(now, report, actions);
-        }
-    }
-
-    fn begin_life(&mut self, now: Duration, report: Report, actions: &mut Vec<Action>) {
-        self.tell_restart(report.who.incarnation, actions);
-        self.after = None;
-        let mut life = Life::new(self.me, report, now, self.config.retry_interval);
-        life.compare_versions(&self.own, actions);
-        self.life = Some(life);
-    }
-
-    fn tell_restart(&mut self, new: u64, actions: &mut Vec<Action>) {
-        if let Some(old) = self.last_peer.replace(new)
-            && old != new
-        {
-            actions.push(Action::Event(Event::PeerRestarted { old, new }));
-        }
-    }
-
-    /// Everything that happens in memory.
-    fn live(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) -> bool {
+    /// Takes in what the peer has stored, and gives it up when that was nothing for too long.
+    fn listen(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
         let step = step(now, self.windows, inputs, &self.config, &self.own);
-        let Some(life) = &mut self.life else {
-            return false;
-        };
+        let Some(life) = &mut self.life else { return };
         let was_running = life.is_running();
         if self.windows {
             life.listen(step, actions);
         }
-        if life.watch(step, actions) {
-            self.end_gone(now, CloseReason::PeerGone, Ended::PeerGone, actions);
-            return false;
-        }
         if life.is_running() && !was_running {
             self.running_since = now;
         }
+        if life.watch(step, actions) {
+            self.end_gone(now, CloseReason::PeerGone, Ended::PeerGone, actions);
+        }
+    }
+
+    /// Stores what is due into the peer's memory. True when the peer should look at once.
+    fn speak(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) -> bool {
+        let step = step(now, self.windows, inputs, &self.config, &self.own);
+        let Some(life) = &mut self.life else {
+            return false;
+        };
         let mut urgent = false;
         if life.is_running() && self.windows {
             let (transmit, receive, peer_lines, peer_order) = life.directions();
@@ -364,135 +289,11 @@ impl Session {
             if let Some(taken) = life.acknowledged() {
                 self.channels.acknowledge(taken);
             }
-            urgent = self.channels.step(context, inputs.inbound, &mut self.random, actions);
+            urgent = self
+                .channels
+                .step(context, inputs.inbound, &mut self.random, actions);
         }
         life.speak(step, self.channels.taken_digest(), actions) || urgent
-    }
-
-    fn end_corrupt(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        // Whoever has run well for a while starts over with the shortest hold.
-        if now.saturating_sub(self.running_since) > HOLD_MAX {
-            self.hold = HOLD_MIN;
-        }
-        self.hold_until = now.saturating_add(self.hold);
-        self.hold = self.hold.saturating_mul(2).min(HOLD_MAX);
-        self.end_gone(now, CloseReason::Corrupt, Ended::Corrupt, actions);
-    }
-
-    /// Ends the life because of the peer.
-    fn end_gone(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
-        self.end_life(now, reason, ended, actions);
-        self.after = Some(SessionState::PeerGone);
-        self.change_state(now, SessionState::PeerGone, actions);
-        actions.push(Action::Event(Event::PeerGone(reason)));
-    }
-
-    fn end_life(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
-        let drained_by = now.saturating_add(self.config.drain_timeout);
-        self.channels.end_life(reason, drained_by, actions);
-        if let Some(life) = self.life.take() {
-            self.last_peer = Some(life.peer().incarnation);
-            self.seen = Some(life.peer());
-        }
-        self.me = self.me.next();
-        self.ended = ended;
-        self.ready = false;
-        self.corrupt = false;
-    }
-
-    fn current_state(&self) -> SessionState {
-        match (&self.life, self.after, self.link.map(|link| link.state)) {
-            (Some(life), ..) => life.state(self.windows),
-            (None, Some(after), _) => after,
-            (None, None, None | Some(LinkState::CableDown)) => SessionState::CableDown,
-            (None, None, _) => SessionState::CableUp,
-        }
-    }
-
-    /// States that come with an event of their own are not told twice.
-    fn change_state(&mut self, now: Duration, state: SessionState, actions: &mut Vec<Action>) {
-        if state == self.state {
-            return;
-        }
-        self.state = state;
-        self.waiting_due = now.saturating_add(WAITING_EVERY);
-        match state {
-            SessionState::Running
-            | SessionState::PeerGone
-            | SessionState::LinkLost
-            | SessionState::Refused => {}
-            _ => actions.push(Action::Event(Event::State(state))),
-        }
-    }
-
-    fn is_settled(&self) -> bool {
-        matches!(self.state, SessionState::Running | SessionState::Refused)
-    }
-
-    fn remind(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        if self.waiting_due == Duration::ZERO {
-            self.waiting_due = now.saturating_add(WAITING_EVERY);
-        }
-        if !self.is_settled() && now >= self.waiting_due {
-            self.waiting_due = now.saturating_add(WAITING_EVERY);
-            actions.push(Action::Event(Event::Waiting(self.state)));
-        }
-    }
-
-    fn registers(&self) -> Report {
-        let seen = self.life.as_ref().map(Life::peer).or(self.seen);
-        let (pattern, found) = self.life.as_ref().map_or((0, 0), Life::patterns);
-        Report {
-            versions: self.own.versions,
-            who: self.me,
-            phase: match (self.closed, self.ready) {
-                (true, _) => Phase::Closed,
-                (false, true) => Phase::Ready,
-                (false, false) => Phase::Waiting,
-            },
-            ended: self.ended,
-            echo: seen.map_or(0, Identity::echo),
-            pages: u32::try_from(self.own.window_lines / PAGE_LINES).unwrap_or(u32::MAX),
-            pattern,
-            found,
-        }
-    }
-
-    fn write_registers(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
-        if self.link.is_none_or(|link| link.state == LinkState::CableDown) {
-            self.written = None;
-            return false;
-        }
-        let registers = self.registers().encode();
-        if self.written != Some(registers) {
-            self.written = Some(registers);
-            self.announce.restart();
-        }
-        if !self.announce.is_due(now) {
-            return false;
-        }
-        self.announce.done(now);
-        actions.push(Action::WriteRegisters(registers));
-        !self.is_settled()
-    }
-
-    fn plan(&mut self, now: Duration, inputs: &Inputs<'_>) {
-        let mut earliest = Earliest::new();
-        if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
-            earliest.note(self.announce.due());
-        }
-        if !self.is_settled() {
-            earliest.note(self.waiting_due);
-        }
-        if now < self.hold_until {
-            earliest.note(self.hold_until);
-        }
-        self.channels.note_deadlines(&mut earliest);
-        if let Some(life) = &self.life {
-            let step = step(now, self.windows, inputs, &self.config, &self.own);
-            life.note_deadlines(step, &mut earliest);
-        }
-        self.wake = earliest.get();
     }
 }
 

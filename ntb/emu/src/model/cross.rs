@@ -1,7 +1,7 @@
 //! What crosses the link: posted writes in order, reads that push them, translation at the far end, and what a
 //! scenario does to all of it.
 
-use std::time::{Duration, Instant};
+use std::{collections::VecDeque, time::Instant};
 
 use super::{
     disturb::{Counted, Hold},
@@ -27,6 +27,75 @@ pub(super) enum Posted {
     },
 }
 
+impl Posted {
+    /// What it takes to remember it, nearly.
+    fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + match self {
+                Self::Window { data, .. } | Self::Register { data, .. } => data.len(),
+                Self::Doorbells { .. } => 0,
+            }
+    }
+}
+
+/// Most bytes of writes that wait in one queue: what is older arrives early rather than memory running out.
+const MAX_WAITING: usize = 64 << 20;
+
+/// Writes that arrive later, in order, with the one timer that they need.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    items: VecDeque<(Instant, Posted)>,
+    bytes: usize,
+    timer: Option<Instant>,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// Adds one; answers when a timer has to go off for it.
+    fn push(&mut self, due: Instant, what: Posted) -> Option<Instant> {
+        // Never overtakes: the delay may have become shorter since.
+        let due = self.items.back().map_or(due, |(last, _)| (*last).max(due));
+        self.bytes += what.bytes();
+        self.items.push_back((due, what));
+        self.want_timer()
+    }
+
+    fn want_timer(&mut self) -> Option<Instant> {
+        let (due, _) = self.items.front()?;
+        if self.timer.is_some_and(|at| at <= *due) {
+            return None;
+        }
+        self.timer = Some(*due);
+        self.timer
+    }
+
+    /// The timer has gone off; answers when the next has to.
+    fn timer_done(&mut self) -> Option<Instant> {
+        self.timer = None;
+        self.want_timer()
+    }
+
+    /// The oldest, if it is due, or if too many bytes wait; without `now`, in any case.
+    fn pop(&mut self, now: Option<Instant>) -> Option<Posted> {
+        let (due, _) = self.items.front()?;
+        if self.bytes <= MAX_WAITING && now.is_some_and(|now| *due > now) {
+            return None;
+        }
+        let (_, what) = self.items.pop_front()?;
+        self.bytes -= what.bytes();
+        Some(what)
+    }
+
+    /// Forgets all; answers how many they were.
+    pub(super) fn clear(&mut self) -> u64 {
+        self.bytes = 0;
+        std::mem::take(&mut self.items).len() as u64
+    }
+}
+
 impl State {
     pub(super) fn window_write(&mut self, from: SideId, window: usize, offset: u64, data: &[u8]) {
         let packets = self.wire.write(offset, data.len() as u64);
@@ -47,8 +116,10 @@ impl State {
                 offset: offset + bytes as u64,
                 data: later.to_vec(),
             };
-            way.held.push_back((Instant::now() + time, rest));
-            self.after(time, Timer::Release(from));
+            if let Some(at) = way.held.push(Instant::now() + time, rest) {
+                self.at(at, Timer::Release(from));
+            }
+            self.release_due(from, Instant::now());
             self.send_window(from, window, offset, now);
             return;
         }
@@ -156,7 +227,7 @@ impl State {
         }
         for side in [from, from.peer()] {
             self.release(side);
-            self.deliver_until(side, None);
+            self.deliver_due(side, None);
         }
         true
     }
@@ -175,30 +246,47 @@ impl State {
     }
 
     fn enqueue(&mut self, from: SideId, what: Posted) {
+        let now = Instant::now();
         let way = &mut self.ways[from];
         way.stats.delayed += 1;
-        let delay: Duration = way.disturb.delay;
-        // Never overtakes: the delay may have become shorter since.
-        let due = way.queue.back().map_or(Instant::now() + delay, |(last, _)| {
-            (*last).max(Instant::now() + delay)
-        });
-        way.queue.push_back((due, what));
-        self.at(due, Timer::Deliver(from));
+        if let Some(at) = way.queue.push(now + way.disturb.delay, what) {
+            self.at(at, Timer::Deliver(from));
+        }
+        self.deliver_due(from, Some(now));
     }
 
-    pub(super) fn deliver_until(&mut self, from: SideId, now: Option<Instant>) {
-        while let Some((due, _)) = self.ways[from].queue.front()
-            && now.is_none_or(|now| *due <= now)
-            && let Some((_, what)) = self.ways[from].queue.pop_front()
-        {
+    fn deliver_due(&mut self, from: SideId, now: Option<Instant>) {
+        while let Some(what) = self.ways[from].queue.pop(now) {
             self.arrive(from, what);
+        }
+    }
+
+    /// The timer of delayed writes has gone off.
+    pub(super) fn deliver(&mut self, from: SideId, now: Instant) {
+        self.deliver_due(from, Some(now));
+        if let Some(at) = self.ways[from].queue.timer_done() {
+            self.at(at, Timer::Deliver(from));
         }
     }
 
     /// Lets go of the second halves of lines: an access that is not combined pushes them out.
     fn release(&mut self, from: SideId) {
-        while let Some((_, what)) = self.ways[from].held.pop_front() {
+        while let Some(what) = self.ways[from].held.pop(None) {
             self.send(from, what);
+        }
+    }
+
+    fn release_due(&mut self, from: SideId, now: Instant) {
+        while let Some(what) = self.ways[from].held.pop(Some(now)) {
+            self.send(from, what);
+        }
+    }
+
+    /// The timer of second halves has gone off.
+    pub(super) fn release_timer(&mut self, from: SideId, now: Instant) {
+        self.release_due(from, now);
+        if let Some(at) = self.ways[from].held.timer_done() {
+            self.at(at, Timer::Release(from));
         }
     }
 
@@ -249,15 +337,5 @@ impl State {
         stats.fault_unmapped += faults.unmapped;
         stats.fault_forbidden += faults.forbidden;
         stats.fault_unreachable += faults.unreachable;
-    }
-
-    /// Lets go of the second halves that are due.
-    pub(super) fn release_until(&mut self, from: SideId, now: Instant) {
-        while let Some((due, _)) = self.ways[from].held.front()
-            && *due <= now
-            && let Some((_, what)) = self.ways[from].held.pop_front()
-        {
-            self.send(from, what);
-        }
     }
 }

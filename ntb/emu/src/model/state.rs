@@ -3,7 +3,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, VecDeque},
+    collections::BinaryHeap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use std::{
 use super::{
     account::{DirectionStats, LinkStats, Snapshot, WireModel},
     config::{self, pcie},
-    cross::Posted,
+    cross::Waiting,
     disturb::{Disturb, Script},
     family::Family,
     irq::{Guard, IrqKind},
@@ -54,8 +54,8 @@ pub(super) struct Link {
 pub(super) struct Direction {
     pub(super) stats: DirectionStats,
     pub(super) disturb: Disturb,
-    pub(super) queue: VecDeque<(Instant, Posted)>,
-    pub(super) held: VecDeque<(Instant, Posted)>,
+    pub(super) queue: Waiting,
+    pub(super) held: Waiting,
 }
 
 /// Everything under the pair's lock.
@@ -159,9 +159,7 @@ impl State {
             } else {
                 stats.link_downs += 1;
                 let way = &mut self.ways[side];
-                way.stats.lost_link_down += (way.queue.len() + way.held.len()) as u64;
-                way.queue.clear();
-                way.held.clear();
+                way.stats.lost_link_down += way.queue.clear() + way.held.clear();
             }
         }
         let family = self.family;
@@ -308,8 +306,8 @@ impl State {
                 break;
             };
             match what {
-                Timer::Deliver(from) => self.deliver_until(from, Some(now)),
-                Timer::Release(from) => self.release_until(from, now),
+                Timer::Deliver(from) => self.deliver(from, now),
+                Timer::Release(from) => self.release_timer(from, now),
                 Timer::Trained(which) => {
                     if self.link.training == Some(which) {
                         self.set_link(true, Actor::Client);
