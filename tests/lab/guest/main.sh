@@ -57,10 +57,11 @@ meet() {
     get "$1" "${2:-60}" >/dev/null
 }
 
-# bridge ACTION: what no guest can do itself, such as pulling the cable.
+# bridge ACTION: what no guest can do itself, in the words of an emulator scenario: `link down` pulls the cable.
 bridge() {
     say "bridge $*"
-    holds "the emulator does not know" [ "$(get bridge)" = done ]
+    bridge_answer=$(get bridge)
+    [ "$bridge_answer" = done ] || fail "the emulator: $*: $bridge_answer"
 }
 
 # within SECONDS WHY COMMAND...: tries until the command succeeds.

@@ -209,10 +209,10 @@ if [ "$LINK" = client ]; then
     pass
 
     step cable
-    [ "$ROLE" = a ] || bridge cable out
+    [ "$ROLE" = a ] || bridge link down
     link_is N
     meet out
-    [ "$ROLE" = a ] || bridge cable in
+    [ "$ROLE" = a ] || bridge link up
     link_is Y
     meet in
     pass
