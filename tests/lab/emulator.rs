@@ -31,23 +31,6 @@ impl Pair {
             why,
         };
         let model = family(bridge.model).ok_or_else(|| refused("it has no model of that name".to_owned()))?;
-<<<<<<< HEAD
-        let config = PairConfig {
-            window_bytes: bridge.window_bytes,
-            train_time: TRAINING,
-            ..PairConfig::default()
-        };
-        let pair = Pair::new(model, config).map_err(|errno| refused(errno.to_string()))?;
-        let mut servers = Vec::new();
-        for (side, role) in SIDES.into_iter().zip(ROLES) {
-            let socket = folder.join(format!("{role}.sock"));
-            let endpoint = Endpoint::Path(socket.clone());
-            let server = Server::start(endpoint, pair.port(side).clone(), Limits::default())
-                .map_err(|error| refused(error.to_string()))?;
-            servers.push((socket, server));
-        }
-        Ok(Self { servers, pair })
-=======
         let sockets = ROLES.map(|role| folder.join(format!("{role}.sock")));
         let [a, b] = sockets.clone().map(Endpoint::Path);
         let mut config = EmuConfig::new(model, a, b);
@@ -55,7 +38,6 @@ impl Pair {
         config.pair.train_time = TRAINING;
         let emulator = Emulator::start(config).map_err(|error| refused(error.to_string()))?;
         Ok(Self { emulator, sockets })
->>>>>>> lab
     }
 
     /// Where the guest in this place finds its port.
@@ -78,22 +60,6 @@ impl Pair {
 
     /// What a port's client did that a correct one does not.
     pub(crate) fn faults(&self) -> Vec<String> {
-<<<<<<< HEAD
-        let fault = |(role, (_, server)): (char, &(PathBuf, Server))| {
-            let stats = server.stats();
-            let last = stats.last_fault()?;
-            Some(format!(
-                "emulator: port {role}: {} faults of its client, the last: {last}",
-                stats.faults()
-            ))
-        };
-        ROLES.into_iter().zip(&self.servers).filter_map(fault).collect()
-    }
-
-    /// What crossed the link.
-    pub(crate) fn counts(&self) -> Snapshot {
-        self.pair.snapshot()
-=======
         let report = self.report();
         let servers = ROLES.into_iter().zip([&report.server_a, &report.server_b]);
         let fault = servers.filter_map(|(role, server)| {
@@ -104,6 +70,5 @@ impl Pair {
             ))
         });
         fault.collect()
->>>>>>> lab
     }
 }

@@ -51,15 +51,9 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let archive = initramfs::pack(prepared, scenario.script, &[])?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
-<<<<<<< HEAD
-    let emulator = scenario
-        .bridge
-        .map(|bridge| Emulator::start(bridge, &place.sockets))
-=======
     let bridge = scenario
         .bridge
         .map(|bridge| Pair::start(bridge, &place.sockets))
->>>>>>> lab
         .transpose()?;
     let (sender, events) = mpsc::channel();
     let start = Instant::now();
@@ -84,11 +78,7 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
         scenario,
         start,
         guests,
-<<<<<<< HEAD
-        emulator,
-=======
         bridge,
->>>>>>> lab
         stories: Default::default(),
         first_failure: None,
         talk: Vec::new(),
