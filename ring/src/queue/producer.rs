@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ntb_mem::{
     line::{LINE_BYTES, LINE_WORDS, Line},
-    sync::{Arc, AtomicU64},
+    sync::{self, Arc, Counter},
 };
 
 use super::{Lane, credit_step};
@@ -96,7 +96,7 @@ pub struct Producer<E, I> {
     attempt: u64,
     /// Refusals since the last credit.
     refused_in_a_row: u32,
-    sent: Arc<AtomicU64>,
+    sent: Arc<Counter>,
     staging: Vec<u8>,
     stats: ProducerStats,
 }
@@ -129,7 +129,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             waiting: 0,
             attempt: 0,
             refused_in_a_row: 0,
-            sent: Arc::new(AtomicU64::new(lane.first_seq)),
+            sent: sync::counter(lane.first_seq),
             staging: Vec::new(),
             stats: ProducerStats::default(),
             lane,
@@ -152,7 +152,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     }
 
     /// The count of messages sent, for the thread that answers arms ([`super::Alarm`]).
-    pub fn sent_counter(&self) -> Arc<AtomicU64> {
+    pub fn sent_counter(&self) -> Arc<Counter> {
         Arc::clone(&self.sent)
     }
 
