@@ -135,7 +135,10 @@ fn what_has_stopped_is_named() {
             assert_eq!(output.status.code(), Some(1), "{v}");
             assert_eq!(v["error"]["name"], name, "{v}");
             let what = v["error"]["what"].as_str().unwrap();
-            assert!(what.contains(part) && what.contains("no reply for 1."), "{part}: {what}");
+            assert!(
+                what.contains(part) && what.contains("no reply for 1."),
+                "{part}: {what}"
+            );
             assert!(v["lost"].as_u64().unwrap() > 0);
         }
     }

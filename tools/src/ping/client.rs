@@ -198,18 +198,21 @@ fn go(
                     Err(failure) => failure,
                 }
             }
-            Ended::Stalled { awaited, waited_ns } => stalled(site, awaited, Duration::from_nanos(waited_ns)),
+            Ended::Stalled { awaited, waited_ns } => {
+                stalled(site, run, awaited, Duration::from_nanos(waited_ns))
+            }
             Ended::Broken(failure) => *failure,
         };
         return (Some(error), false);
     }
 }
 
-fn stalled(site: &Site, awaited: Awaited, waited: Duration) -> Failure {
+fn stalled(site: &Site, run: &Run, awaited: Awaited, waited: Duration) -> Failure {
     diagnose(&Signs {
         state: site.connection.state(),
         silence: site.events.silence().map(|s| s.since.elapsed()),
         unread: site.station.sender().hold_up().map(|h| h.unread_messages),
+        unanswered: run.unanswered(),
         peer_sleeps: site.welcome.sleeps,
         awaited,
         waited,

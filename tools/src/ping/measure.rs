@@ -185,6 +185,15 @@ impl Run {
         self.next.wrapping_sub(self.first)
     }
 
+    /// Messages of this life of the channel that replies are still due for.
+    pub fn unanswered(&self) -> u64 {
+        match (self.plan.kind, self.schedule) {
+            (Kind::Echo, Some(_)) => self.outstanding.len() as u64,
+            (Kind::Echo, None) => 1, // the one under way
+            _ => 0,
+        }
+    }
+
     /// What has arrived.
     pub fn check(&self) -> &SequenceCheck {
         &self.check
