@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ntb_emu::model::Snapshot;
+use ntb_emu::Report;
 use serde::Serialize;
 
 use crate::error::{Context as _, LabError};
@@ -49,7 +49,7 @@ pub(crate) struct Outcome {
     /// What guests reported besides: measured values, evidence.
     pub notes: Vec<String>,
     /// What the emulator counted, where there is one.
-    pub bridge: Option<Snapshot>,
+    pub bridge: Option<Report>,
     /// Folder with consoles and channel logs, where kept.
     pub logs: Option<PathBuf>,
 }

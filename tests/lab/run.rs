@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::emulator::Emulator;
+use crate::emulator::Pair;
 use crate::error::{Context as _, LabError};
 use crate::guest::{Event, Guest, Start};
 use crate::initramfs;
@@ -51,16 +51,22 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let archive = initramfs::pack(prepared, scenario.script, &[])?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
+<<<<<<< HEAD
     let emulator = scenario
         .bridge
         .map(|bridge| Emulator::start(bridge, &place.sockets))
+=======
+    let bridge = scenario
+        .bridge
+        .map(|bridge| Pair::start(bridge, &place.sockets))
+>>>>>>> lab
         .transpose()?;
     let (sender, events) = mpsc::channel();
     let start = Instant::now();
     let mut guests = Vec::new();
     for (at, (role, machine)) in ROLES.into_iter().zip(&scenario.guests).enumerate() {
         let settings = settings(scenario, at);
-        let socket = emulator.as_ref().map(|emulator| emulator.socket(at));
+        let socket = bridge.as_ref().map(|bridge| bridge.socket(at));
         let start = Start {
             place: at,
             role,
@@ -78,7 +84,11 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
         scenario,
         start,
         guests,
+<<<<<<< HEAD
         emulator,
+=======
+        bridge,
+>>>>>>> lab
         stories: Default::default(),
         first_failure: None,
         talk: Vec::new(),
@@ -127,7 +137,7 @@ struct Run<'a> {
     scenario: &'a Scenario,
     start: Instant,
     guests: Vec<Guest>,
-    emulator: Option<Emulator>,
+    bridge: Option<Pair>,
     stories: [Story; 2],
     /// The guest that failed first.
     first_failure: Option<usize>,
@@ -170,9 +180,10 @@ impl Run<'_> {
             "done" => story.done = true,
             "put" => self.guests[1 - at].tell(line),
             "bridge" => {
-                let answer = match self.emulator.as_ref().map(|emulator| emulator.act(at, rest)) {
-                    Some(true) => "done",
-                    Some(false) | None => "unknown",
+                let answer = match self.bridge.as_ref().map(|bridge| bridge.act(rest)) {
+                    Some(Ok(())) => "done".to_owned(),
+                    Some(Err(why)) => why,
+                    None => "there is no bridge".to_owned(),
                 };
                 self.guests[at].tell(&format!("put bridge {answer}"));
             }
@@ -186,9 +197,7 @@ impl Run<'_> {
         fs::write(&talk, &self.talk).context("write", &talk)?;
         let seconds = self.start.elapsed().as_secs_f64();
         let mut reasons = Vec::new();
-        if let Some(emulator) = &self.emulator {
-            reasons.extend(emulator.faults());
-        }
+        reasons.extend(self.bridge.iter().flat_map(Pair::faults));
         for (at, role) in ROLES.into_iter().enumerate() {
             reasons.extend(
                 self.verdict(at)
@@ -231,7 +240,7 @@ impl Run<'_> {
             reasons,
             steps,
             notes: notes.collect(),
-            bridge: self.emulator.as_ref().map(Emulator::counts),
+            bridge: self.bridge.as_ref().map(Pair::report),
             logs: Some(place.logs.clone()),
         })
     }
