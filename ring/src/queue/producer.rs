@@ -379,18 +379,20 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
         Ok(gained > 0)
     }
 
-    /// Messages that the consumer is known to have consumed, by its last credit.
+    /// Messages that the consumer is known to have consumed, by its last credit or by what its service has said since.
     pub fn consumed_seq(&self) -> u64 {
-        let word = self
-            .control
-            .load((page::CREDIT as usize) * LINE_WORDS + 1, Acquire);
         let first = self.lane.first_seq;
-        self.lane
-            .to_producer
-            .open(word)
-            .map(|v| widen48(v, self.seq))
-            .filter(|seq| seq.wrapping_sub(first) <= self.seq.wrapping_sub(first))
-            .unwrap_or(first)
+        // Each is a count of its own that never goes back; what cannot be is ignored.
+        [(page::CREDIT, 1), (page::PROGRESS, 0)]
+            .iter()
+            .filter_map(|(line, word)| {
+                let word = self.control.load(*line as usize * LINE_WORDS + word, Acquire);
+                let seq = widen48(self.lane.to_producer.open(word)?, self.seq);
+                let consumed = seq.wrapping_sub(first);
+                (consumed <= self.seq.wrapping_sub(first)).then_some(consumed)
+            })
+            .max()
+            .map_or(first, |consumed| first.wrapping_add(consumed))
     }
 
     /// Asks the consumer for a credit as soon as it has consumed everything sent so far.
