@@ -7,13 +7,15 @@ use std::{any::Any, fmt, sync::Arc};
 use memmap2::MmapRaw;
 use ntb_mem::region::Region;
 
-use super::{Area, Areas, Bar, CacheType, PciError};
+use super::{Area, Areas, Bar, CacheType, PciError, fault::Guarded};
 use crate::hw::regs::Width;
 
 /// One contiguous mapped area of a BAR.
 pub struct MappedArea {
     area: Area,
     pointer: *mut u8,
+    // Fields drop in order: the guard before the mapping.
+    guard: Option<Guarded>,
     _memory: Memory,
 }
 
@@ -37,6 +39,7 @@ impl MappedArea {
                 bytes: map.len() as u64,
             },
             pointer: map.as_mut_ptr(),
+            guard: Some(Guarded::new(map.as_mut_ptr(), map.len())),
             _memory: Memory::File(map),
         }
     }
@@ -50,6 +53,7 @@ impl MappedArea {
             area: Area { offset, bytes },
             // Within the region, whose length is a usize.
             pointer: region.as_ptr().wrapping_add(offset as usize),
+            guard: None,
             _memory: Memory::Shared(region),
         }
     }
@@ -103,6 +107,15 @@ impl BarMap {
     /// The mapped areas.
     pub fn areas(&self) -> Vec<Area> {
         self.areas.iter().map(|a| a.area).collect()
+    }
+
+    /// Whether the kernel has taken the mapping away under an access: the device is gone, loads give all ones, and
+    /// stores land nowhere.
+    pub fn lost(&self) -> bool {
+        self.areas
+            .iter()
+            .filter_map(|a| a.guard.as_ref())
+            .any(Guarded::lost)
     }
 
     /// Address of `bytes` bytes from `offset`, if they lie in one mapped area; [`PciError::Hole`] otherwise.

@@ -9,7 +9,6 @@ use std::{
 };
 
 use ntb_mem::clock::{Clock, ClockFacts};
-use ntb_ring::link::LinkKind;
 
 use super::{
     diagnose::{Signs, diagnose},
@@ -33,9 +32,10 @@ const STALL: Duration = Duration::from_secs(10);
 /// Warming up ends after this time.
 const WARM: Duration = Duration::from_secs(1);
 /// How long replies may still come after an interrupt.
-const DRAIN: Duration = Duration::from_millis(200);
-/// How long the far end may take to report what it counted.
+const DRAIN: Duration = Duration::from_millis(150);
+/// How long the far end may take to report what it counted, and how long after an interrupt: all ends within a second.
 const REPORT: Duration = Duration::from_secs(5);
+const LAST_REPORT: Duration = Duration::from_millis(350);
 /// Floors before and after that differ by more than this spoil a result.
 const FLOOR_DRIFT: f64 = 0.2;
 
@@ -53,6 +53,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if let Some(path) = &args.histogram {
         write_histogram(path, &outcome)?;
     }
+    watch::end_progress(outcome.run.elapsed_ns());
     let report = report(args, &site, &facts, &outcome);
     // Nothing below can be lost to a peer that does not end.
     let text = if args.json {
@@ -120,7 +121,9 @@ fn nanos(time: Duration) -> u64 {
 fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt) -> Outcome {
     let plan = plan(args);
     let pinned = site.cpus.0.and_then(|cpu| Pinned::to(cpu).ok());
-    let floor = |site: &Site| floor::between_processes(site.cpus.1, clock).map_err(|e| e.to_string());
+    let floor = |site: &Site| {
+        floor::between_processes(site.floor_cpu(), clock, || !interrupt.came()).map_err(|e| e.to_string())
+    };
     let before = floor(site);
 
     let warm_plan = Plan {
@@ -146,7 +149,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
     }
     let noise = Counts::read().since(counts, run.largest_gap_ns);
     let far = if error.is_none() {
-        site.finish(if interrupted { DRAIN } else { REPORT })
+        site.finish(if interrupted { LAST_REPORT } else { REPORT })
     } else {
         None
     };
@@ -236,9 +239,12 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
     };
     let rtt = run.response.percentiles();
     let floor = floor_section(&outcome.floors, facts);
-    let local = site.facts.kind == LinkKind::Soft;
-    let peer_cpu = if local { site.cpus.1 } else { None };
-    let environment = Source::default().read((outcome.pinned, peer_cpu), site.facts.page_bytes, facts);
+    let environment = Source::default().read(
+        (outcome.pinned, site.cpus.1),
+        site.same_machine(),
+        site.facts.page_bytes,
+        facts,
+    );
     let mut report = Report {
         tool: "ntb-ping",
         version: env!("CARGO_PKG_VERSION"),
