@@ -1,0 +1,153 @@
+//! Mappings of BARs.
+
+#![allow(unsafe_code, reason = "loads and stores of device memory")]
+
+use std::{any::Any, fmt, sync::Arc};
+
+use memmap2::MmapRaw;
+use ntb_mem::region::Region;
+
+use super::{Area, Areas, Bar, CacheType, PciError};
+use crate::hw::regs::Width;
+
+/// One contiguous mapped area of a BAR.
+pub struct MappedArea {
+    area: Area,
+    pointer: *mut u8,
+    _memory: Memory,
+}
+
+#[allow(dead_code, reason = "held for its drop")]
+enum Memory {
+    File(MmapRaw),
+    Shared(Arc<Region>),
+}
+
+// SAFETY: a mapping belongs to the process; it is accessed by fixed-width volatile loads and stores only.
+unsafe impl Send for MappedArea {}
+// SAFETY: as above.
+unsafe impl Sync for MappedArea {}
+
+impl MappedArea {
+    /// An area that starts at `offset` of the BAR and is as long as `map`.
+    pub fn file(offset: u64, map: MmapRaw) -> Self {
+        Self {
+            area: Area {
+                offset,
+                bytes: map.len() as u64,
+            },
+            pointer: map.as_mut_ptr(),
+            _memory: Memory::File(map),
+        }
+    }
+
+    /// An area that is the same part of plain memory of this process: a software device's. Cut to what the region
+    /// has.
+    pub fn shared(area: Area, region: Arc<Region>) -> Self {
+        let offset = area.offset.min(region.bytes());
+        let bytes = area.bytes.min(region.bytes() - offset);
+        Self {
+            area: Area { offset, bytes },
+            // Within the region, whose length is a usize.
+            pointer: region.as_ptr().wrapping_add(offset as usize),
+            _memory: Memory::Shared(region),
+        }
+    }
+}
+
+impl fmt::Debug for MappedArea {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.area.fmt(f)
+    }
+}
+
+/// The mapped parts of a BAR, until this is dropped. Holds the device open.
+///
+/// Fields drop in order: first the areas, then whatever keeps the device open.
+#[derive(Debug)]
+pub struct BarMap {
+    areas: Vec<MappedArea>,
+    bar: Bar,
+    cache: CacheType,
+    _device: Box<dyn Keep>,
+}
+
+/// Whatever a mapping depends on.
+trait Keep: Any + Send + Sync + fmt::Debug {}
+impl<T: Any + Send + Sync + fmt::Debug> Keep for T {}
+
+impl BarMap {
+    /// A map of these areas of `bar`, ascending and apart, that keeps `device` alive.
+    pub fn new<D>(bar: Bar, cache: CacheType, areas: Vec<MappedArea>, device: D) -> Self
+    where
+        D: Send + Sync + fmt::Debug + 'static,
+    {
+        Self {
+            areas,
+            bar,
+            cache,
+            _device: Box::new(device),
+        }
+    }
+
+    /// Memory type.
+    pub fn cache(&self) -> CacheType {
+        self.cache
+    }
+
+    /// Which BAR.
+    pub fn bar(&self) -> Bar {
+        self.bar
+    }
+
+    /// The mapped areas.
+    pub fn areas(&self) -> Vec<Area> {
+        self.areas.iter().map(|a| a.area).collect()
+    }
+
+    /// Address of `bytes` bytes from `offset`, if they lie in one mapped area; [`PciError::Hole`] otherwise.
+    ///
+    /// Valid as long as the map; for store routines, never to be made a reference.
+    pub fn pointer(&self, offset: u64, bytes: u64) -> Result<*mut u8, PciError> {
+        self.areas
+            .iter()
+            .find(|a| a.area.contains(offset, bytes))
+            // In range of a mapping, whose length is a usize.
+            .map(|a| a.pointer.wrapping_add((offset - a.area.offset) as usize))
+            .ok_or_else(|| PciError::Hole {
+                bar: self.bar,
+                offset,
+                bytes,
+                areas: Areas(self.areas()),
+            })
+    }
+
+    /// One load of exactly this width. The offset must be naturally aligned.
+    pub fn load<W: Width>(&self, offset: u64) -> Result<W, PciError> {
+        let p = self.aligned::<W>(offset)?;
+        // SAFETY: `pointer` found the bytes inside a mapping that lives as long as self, `aligned` checked alignment
+        // (mappings start on pages); every bit pattern of an unsigned integer is valid.
+        Ok(unsafe { p.read_volatile() })
+    }
+
+    /// One store of exactly this width. The offset must be naturally aligned.
+    pub fn store<W: Width>(&self, offset: u64, value: W) -> Result<(), PciError> {
+        let p = self.aligned::<W>(offset)?;
+        // SAFETY: as in `load`.
+        unsafe { p.write_volatile(value) };
+        Ok(())
+    }
+
+    fn aligned<W: Width>(&self, offset: u64) -> Result<*mut W, PciError> {
+        let bytes = W::BYTES.into();
+        let p = self.pointer(offset, bytes)?.cast::<W>();
+        if p.is_aligned() {
+            return Ok(p);
+        }
+        Err(PciError::Misaligned {
+            bar: self.bar,
+            offset,
+            bytes,
+        })
+    }
+}
