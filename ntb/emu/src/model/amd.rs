@@ -159,8 +159,7 @@ impl Family for Amd {
     }
 
     fn translation(&self, st: &State, from: SideId, window: usize) -> Option<Translation> {
-        let (base, limit) =
-            *[(r::BAR23XLAT, r::BAR23LMT), (r::BAR45XLAT, r::BAR45LMT)].get(window)?;
+        let (base, limit) = *[(r::BAR23XLAT, r::BAR23LMT), (r::BAR45XLAT, r::BAR45LMT)].get(window)?;
         let holder = if inferred::AMD_XLAT_IS_PROGRAMMED_BY_PEER {
             from
         } else {

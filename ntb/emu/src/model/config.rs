@@ -110,7 +110,12 @@ pub fn build(spec: &ConfigSpec, bars: &[BarSpec]) -> RegFile {
     // Memory, master, parity and system error response, no INTx.
     f.define(header::COMMAND, 2, 0x0546, 0, 0);
     f.define(0x06, 2, 0, 0xF900, 0x0010); // a capability list; error bits
-    ro(&mut f, 0x08, 4, u64::from(spec.class) << 8 | u64::from(spec.revision));
+    ro(
+        &mut f,
+        0x08,
+        4,
+        u64::from(spec.class) << 8 | u64::from(spec.revision),
+    );
     f.define(0x0C, 1, 0xFF, 0, 0); // cache line size
     ro(&mut f, 0x0D, 3, 0); // latency timer, single-function endpoint, no self test
     for at in (0x10..0x28).step_by(4) {
@@ -123,7 +128,12 @@ pub fn build(spec: &ConfigSpec, bars: &[BarSpec]) -> RegFile {
     }
     ro(&mut f, SUBSYSTEM, 2, spec.vendor.into());
     ro(&mut f, SUBSYSTEM + 2, 2, 0);
-    ro(&mut f, CAPABILITIES, 1, spec.pm_at.min(spec.pcie_at).min(spec.msix_at).into());
+    ro(
+        &mut f,
+        CAPABILITIES,
+        1,
+        spec.pm_at.min(spec.pcie_at).min(spec.msix_at).into(),
+    );
     f.define(0x3C, 1, 0xFF, 0, 0); // interrupt line: a scratch register
     ro(&mut f, 0x3D, 1, 0); // no INTx
 

@@ -120,7 +120,8 @@ impl Pair {
                 .spawn(f)
                 .map_err(|_| Errno::AGAIN)
         };
-        pair.threads.push(spawn("emu-time", Box::new(move || keep_time(&shared)))?);
+        pair.threads
+            .push(spawn("emu-time", Box::new(move || keep_time(&shared)))?);
         let watch = move || {
             while stopped.recv_timeout(Duration::from_millis(250)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 guard.rescue();
@@ -254,9 +255,7 @@ impl Port {
                 s.sides[side].stats.maps_refused += 1;
                 return Err(errno);
             }
-            s.sides[side]
-                .memory
-                .map(iova, size, offset, access, descriptor)
+            s.sides[side].memory.map(iova, size, offset, access, descriptor)
         })
     }
 

@@ -81,9 +81,7 @@ impl RegFile {
 
     /// Reads; bytes outside the block are all ones, as where nobody answers.
     pub fn read(&self, offset: u64, out: &mut [u8]) {
-        let held = self
-            .range(offset, out.len())
-            .and_then(|r| self.value.get(r));
+        let held = self.range(offset, out.len()).and_then(|r| self.value.get(r));
         match held {
             Some(held) => out.copy_from_slice(held),
             None => out.fill(0xFF),
@@ -186,7 +184,11 @@ pub fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize)> {
         if left == 0 {
             return None;
         }
-        let by_address = if at == 0 { 8 } else { 1 << at.trailing_zeros().min(3) };
+        let by_address = if at == 0 {
+            8
+        } else {
+            1 << at.trailing_zeros().min(3)
+        };
         let by_length = 1 << left.ilog2().min(3);
         let size = by_address.min(by_length);
         let piece = (at, size as usize);

@@ -31,9 +31,18 @@ pub enum Actor {
 /// Something on its way to the other side.
 #[derive(Debug)]
 pub(super) enum Posted {
-    Window { window: usize, offset: u64, data: Vec<u8> },
-    Register { offset: u32, data: Vec<u8> },
-    Doorbells { bits: u64 },
+    Window {
+        window: usize,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    Register {
+        offset: u32,
+        data: Vec<u8>,
+    },
+    Doorbells {
+        bits: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -279,7 +288,9 @@ impl State {
         let s = &mut self.sides[side];
         let control = u64::from(s.pcie(pcie::DEVCTL));
         // The bit that starts a reset reads as zero, so it is looked for in what was written.
-        let high = (control + 1).checked_sub(offset).and_then(|i| usize::try_from(i).ok());
+        let high = (control + 1)
+            .checked_sub(offset)
+            .and_then(|i| usize::try_from(i).ok());
         let flr = high
             .and_then(|i| data.get(i))
             .is_some_and(|b| u16::from(*b) << 8 & pcie::DEVCTL_FLR != 0);
@@ -325,14 +336,7 @@ impl State {
             self.arrive_window(from, window, offset, data);
         } else {
             let data = data.to_vec();
-            self.enqueue(
-                from,
-                Posted::Window {
-                    window,
-                    offset,
-                    data,
-                },
-            );
+            self.enqueue(from, Posted::Window { window, offset, data });
         }
     }
 
@@ -451,10 +455,9 @@ impl State {
         way.stats.delayed += 1;
         let delay = way.disturb.delay;
         // Never overtakes: the delay may have become shorter since.
-        let due = way
-            .queue
-            .back()
-            .map_or(Instant::now() + delay, |(last, _)| (*last).max(Instant::now() + delay));
+        let due = way.queue.back().map_or(Instant::now() + delay, |(last, _)| {
+            (*last).max(Instant::now() + delay)
+        });
         way.queue.push_back((due, what));
         self.at(due, Timer::Deliver(from));
     }
@@ -478,11 +481,7 @@ impl State {
     fn arrive(&mut self, from: SideId, what: Posted) {
         let family = self.family;
         match what {
-            Posted::Window {
-                window,
-                offset,
-                data,
-            } => self.arrive_window(from, window, offset, &data),
+            Posted::Window { window, offset, data } => self.arrive_window(from, window, offset, &data),
             Posted::Register { offset, data } => {
                 self.sides[from.peer()].regs.write(offset.into(), &data);
                 family.peer_wrote(self, from.peer(), offset, data.len());

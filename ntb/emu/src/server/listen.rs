@@ -8,6 +8,7 @@ use std::{
     },
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 use rustix::{
@@ -16,14 +17,14 @@ use rustix::{
 };
 
 /// A place to be served at.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Endpoint {
     /// A socket in the file system.
     Path(PathBuf),
     /// An abstract name, written `@NAME`.
     Abstract(String),
     /// One end of a connected stream socket; served once.
-    Connected(OwnedFd),
+    Connected(Arc<OwnedFd>),
 }
 
 impl fmt::Display for Endpoint {
@@ -111,7 +112,7 @@ impl ListenError {
 
 /// A listening socket that removes its path when dropped, unless somebody has replaced it.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub struct Listener {
     socket: OwnedFd,
     file: Option<(PathBuf, u64, u64)>,
 }
@@ -123,7 +124,7 @@ impl AsFd for Listener {
 }
 
 impl Listener {
-    pub(super) fn bind(endpoint: Endpoint) -> Result<Self, ListenError> {
+    pub(crate) fn bind(endpoint: Endpoint) -> Result<Self, ListenError> {
         let address = endpoint.to_string();
         let bad = |_| ListenError::BadAddress {
             address: address.clone(),
@@ -134,20 +135,17 @@ impl Listener {
                 remove_stale(&path, &name)?;
                 (name, Some(path))
             }
-            Endpoint::Abstract(name) => {
-                (SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(bad)?, None)
-            }
+            Endpoint::Abstract(name) => (
+                SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(bad)?,
+                None,
+            ),
             Endpoint::Connected(_) => return Err(bad(Errno::INVAL)),
         };
         let failed = |step: &'static str| {
             let address = address.clone();
             move |errno| match errno {
                 Errno::ADDRINUSE => ListenError::InUse { address },
-                errno => ListenError::Bind {
-                    step,
-                    address,
-                    errno,
-                },
+                errno => ListenError::Bind { step, address, errno },
             }
         };
         let socket = stream_socket().map_err(failed("opening a socket for"))?;

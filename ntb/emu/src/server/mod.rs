@@ -3,10 +3,20 @@
 //! One thread accepts, one serves the client there is. A second client is refused at once: its connection is
 //! accepted and closed. When a client leaves, the function is reset and the next one is served.
 
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
 #![cfg_attr(
     test,
-    allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    allow(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 mod device;
@@ -31,8 +41,8 @@ use rustix::{
 
 use crate::model::Port;
 pub use device::Device;
-pub use listen::{Endpoint, ListenError};
 use listen::Listener;
+pub use listen::{Endpoint, ListenError};
 pub use session::serve;
 pub use stream::{End, Limits, Transport};
 
@@ -147,6 +157,8 @@ impl Worker {
         let mut transport = stream::Socket::new(socket.as_fd(), self.stop.as_fd());
         let end = serve(&self.device, &mut transport, self.limits);
         self.stats.ended(&end);
+        // Somebody else may hold the descriptor as well: shut down, so that the client sees the end.
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
     }
 
     fn accept_loop(self, listener: &Listener) {
@@ -165,11 +177,7 @@ impl Worker {
             let (worker, socket) = (self.clone(), Arc::clone(&client));
             let spawned = std::thread::Builder::new()
                 .name("emu-client".to_owned())
-                .spawn(move || {
-                    worker.session(&socket);
-                    // The accept loop holds the descriptor as well: shut down, so that the client sees the end.
-                    let _ = rustix::net::shutdown(&*socket, rustix::net::Shutdown::Both);
-                });
+                .spawn(move || worker.session(&socket));
             present = spawned.ok().map(|thread| (client, thread)); // no thread to be had: refused
         }
         if let Some((_, thread)) = present {

@@ -110,9 +110,7 @@ impl Session<'_> {
             },
             end => end,
         };
-        transport
-            .send(&self.reply, Instant::now() + limit)
-            .map_err(late)
+        transport.send(&self.reply, Instant::now() + limit).map_err(late)
     }
 
     fn dispatch(&mut self, command: u16, payload: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno> {
@@ -274,9 +272,7 @@ impl Session<'_> {
                 .filter(|&(_, &wanted)| wanted != 0)
                 .try_for_each(|(v, _)| self.device.trigger(set.index, v)),
             // As the kernel: masking of message-signalled interrupts is not offered.
-            f if f & (proto::IRQ_SET_ACTION_MASK | proto::IRQ_SET_ACTION_UNMASK) != 0 => {
-                Err(Errno::NOTTY)
-            }
+            f if f & (proto::IRQ_SET_ACTION_MASK | proto::IRQ_SET_ACTION_UNMASK) != 0 => Err(Errno::NOTTY),
             _ => Err(Errno::INVAL),
         }
     }

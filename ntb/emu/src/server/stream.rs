@@ -14,9 +14,7 @@ use ntb::pci::vfio_user::proto::{HEADER_BYTES, Header};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send,
-    },
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg, send},
 };
 use zerocopy::FromBytes;
 
@@ -123,7 +121,15 @@ pub fn read_message(
 ) -> Result<Message, End> {
     let mut fds = Vec::new();
     let mut head = [0u8; HEADER_BYTES];
-    let late = |what, limit| move |end| if let End::Late { .. } = end { End::Late { what, limit } } else { end };
+    let late = |what, limit| {
+        move |end| {
+            if let End::Late { .. } = end {
+                End::Late { what, limit }
+            } else {
+                end
+            }
+        }
+    };
 
     let (first_deadline, first_limit) = first_by.map_or((None, Duration::ZERO), |(at, l)| (Some(at), l));
     let n = transport
@@ -281,6 +287,9 @@ impl Transport for Socket<'_> {
 /// Whether the other end has closed its side.
 pub(crate) fn hung_up(socket: impl AsFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::RDHUP)];
-    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let none = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
     matches!(poll(&mut fds, Some(&none)), Ok(n) if n > 0)
 }
