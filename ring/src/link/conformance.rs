@@ -128,6 +128,7 @@ pub fn windows(rig: &mut dyn Rig) {
         on(Side::From, &mut |from| engine = from.outbound());
         on(Side::To, &mut |to| lines = to.inbound().lines());
         let mut engine = engine.expect("an engine onto the peer's memory");
+        on(Side::From, &mut |from| assert_eq!(from.order(), engine.order()));
         assert_eq!(engine.lines(), lines);
         for line in [0, 1, lines / 2, lines - 1] {
             let content = pattern(line, 1);

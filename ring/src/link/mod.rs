@@ -11,6 +11,7 @@ pub mod engine;
 pub mod pair;
 pub mod select;
 pub mod soft;
+mod wrapped;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use ntb_mem::region::View;
 
 pub use doorbell::Doorbell;
 use engine::Engine;
+pub use wrapped::{EngineHook, Wrapped};
 
 /// Registers that each side can write at the other: as many scratchpads as every bridge has.
 pub const REGISTERS: usize = 8;

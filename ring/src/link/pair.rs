@@ -14,7 +14,7 @@ use ntb_mem::region::{Pages, View};
 use super::{
     Doorbell, Link, LinkError, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
     ends::{NO_REGISTERS, Own, Peer, WINDOW_BYTES},
-    engine::Engine,
+    engine::{Engine, Order},
 };
 
 /// Parameters of a pair.
@@ -187,6 +187,10 @@ impl Link for PairLink {
             page_bytes: self.end.own.window().page_bytes(),
             engine: "write-back",
         }
+    }
+
+    fn order(&self) -> Order {
+        Order::Ordered
     }
 
     fn poll(&mut self) -> Result<LinkStatus, LinkError> {

@@ -2,10 +2,512 @@
 //!
 //! The caller reads the link's status, registers and inbound memory, and carries the actions out; time is an input. So
 //! the whole life of a link, deaths and restarts included, runs in tests with a fake clock.
+//!
+//! # How a life begins and ends
+//!
+//! Each side has an identity: its incarnation and a life number that rises whenever a life ends. Registers carry the
+//! writer's identity and an echo of the reader's. A life begins at a side when it sees its own identity echoed; from
+//! then on every record in memory is sealed with the four numbers of both identities, so nothing of another life
+//! can be taken for one of this. A life ends when the link is lost, when the peer is silent for too long, says
+//! goodbye, stores what cannot be, or shows another identity *together with an echo of this side's current one* (stale
+//! registers of somebody else do not have that). The side that ends it raises its life number, by which the other
+//! side learns of it. Since a side that has not begun a life yet only changes its echo, two sides that restart against
+//! each other settle at once.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
+mod channels;
+mod clock;
+mod life;
+mod random;
 mod types;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use channels::{Channels, Context};
+use clock::{Earliest, Retry};
+use life::{Life, Own, Step};
+use random::Random;
+
+use crate::{
+    link::{LinkState, LinkStatus, Registers},
+    wire::{
+        identity::Identity,
+        layout::MIN_WINDOW_LINES,
+        page::PAGE_LINES,
+        registers::{Ended, Phase, Report},
+    },
+};
 
 pub use types::{
     Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo,
     SessionConfig, SessionState,
 };
+
+/// Time between two [`Event::Waiting`].
+const WAITING_EVERY: Duration = Duration::from_secs(1);
+/// Time for which a side keeps its memory closed after it found corrupt data, the first time.
+const HOLD_MIN: Duration = Duration::from_millis(100);
+/// And at most, when it happens again and again.
+const HOLD_MAX: Duration = Duration::from_secs(5);
+
+/// The session of one link. See the [module documentation](self).
+#[derive(Debug)]
+pub struct Session {
+    config: SessionConfig,
+    own: Own,
+    random: Random,
+    me: Identity,
+    /// Why the life before ended, for the peer.
+    ended: Ended,
+    /// Somebody whose registers were seen while there is no life: echoed.
+    seen: Option<Identity>,
+    life: Option<Life>,
+    /// Incarnation of the last peer, for telling a restart.
+    last_peer: Option<u64>,
+    channels: Channels,
+    /// This life's memory has been announced as ready: not taken back before the life ends.
+    ready: bool,
+    corrupt: bool,
+    hold_until: Duration,
+    hold: Duration,
+    /// When the last life began to run.
+    running_since: Duration,
+    link: Option<LinkStatus>,
+    windows: bool,
+    last_step: Duration,
+    state: SessionState,
+    /// Why there is no life, until there is one again.
+    after: Option<SessionState>,
+    waiting_due: Duration,
+    written: Option<Registers>,
+    announce: Retry,
+    wake: Duration,
+    closed: bool,
+}
+
+impl Session {
+    /// The session of a link whose inbound memory has `window_lines` lines.
+    pub fn new(config: SessionConfig, window_lines: u64) -> Result<Self, OpenError> {
+        let pages = u32::try_from(window_lines / PAGE_LINES);
+        let (MIN_WINDOW_LINES.., Ok(pages)) = (window_lines, pages) else {
+            return Err(OpenError::BadWindow {
+                lines: window_lines,
+                min: MIN_WINDOW_LINES,
+            });
+        };
+        let window_lines = u64::from(pages) * PAGE_LINES;
+        let mut random = Random::new(config.seed, config.incarnation);
+        Ok(Self {
+            own: Own::new(window_lines),
+            me: Identity {
+                incarnation: config.incarnation,
+                life: 1,
+            },
+            ended: Ended::None,
+            seen: None,
+            life: None,
+            last_peer: None,
+            channels: Channels::new(window_lines, config.retry_interval, &mut random),
+            ready: false,
+            corrupt: false,
+            hold_until: Duration::ZERO,
+            hold: HOLD_MIN,
+            running_since: Duration::ZERO,
+            link: None,
+            windows: false,
+            last_step: Duration::ZERO,
+            state: SessionState::CableDown,
+            after: None,
+            waiting_due: Duration::ZERO,
+            written: None,
+            announce: Retry::new(config.retry_interval),
+            wake: Duration::ZERO,
+            closed: false,
+            random,
+            config,
+        })
+    }
+
+    /// Opens a channel under `name`. It comes up ([`Action::ChannelUp`]) when the peer opens one of the same name, and
+    /// again in each later life of the link.
+    pub fn open(&mut self, name: &str, spec: ChannelSpec) -> Result<ChannelId, OpenError> {
+        let id = self.channels.open(name, spec)?;
+        self.wake = Duration::ZERO;
+        Ok(id)
+    }
+
+    /// Closes a channel whose ends at this side are gone. No action tells of it.
+    pub fn close(&mut self, id: ChannelId) {
+        self.channels.close(id);
+        self.wake = Duration::ZERO;
+    }
+
+    /// The local reader has taken everything of the channel's ended life: its memory may be used again.
+    pub fn reader_drained(&mut self, id: ChannelId) {
+        self.channels.reader_drained(id);
+        self.wake = Duration::ZERO;
+    }
+
+    /// An end of the channel found something that cannot be. Ends this life of the link at the next step; the next one
+    /// is held off for 100 ms, twice as long each time up to 5 s.
+    pub fn corrupt(&mut self, id: ChannelId) {
+        if self.life.is_some() && self.channels.is_open(id) {
+            self.corrupt = true;
+            self.wake = Duration::ZERO;
+        }
+    }
+
+    /// Says goodbye: the peer's channels end with [`CloseReason::ClosedByPeer`]. The session does nothing afterwards.
+    pub fn shutdown(&mut self, actions: &mut Vec<Action>) {
+        if self.closed {
+            return;
+        }
+        self.closed = true;
+        if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
+            if let Some(life) = &mut self.life {
+                life.goodbye(self.windows, actions);
+            }
+            actions.push(Action::WriteRegisters(self.registers().encode()));
+            actions.push(Action::Ring);
+        }
+        self.state = SessionState::CableDown;
+    }
+
+    /// Where the link stands.
+    pub fn state(&self) -> SessionState {
+        self.state
+    }
+
+    /// The peer of this life, once it has greeted.
+    pub fn peer(&self) -> Option<&PeerInfo> {
+        self.life.as_ref()?.peer_info()
+    }
+
+    /// How long the next step can wait when nothing rings before.
+    pub fn next_wakeup(&self, now: Duration) -> Duration {
+        if self.closed {
+            return Duration::MAX;
+        }
+        self.wake.saturating_sub(now)
+    }
+
+    /// Looks at `inputs` and appends to `actions` what is to be done, in order. `now` is the time since any fixed start
+    /// and never goes back.
+    pub fn step(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
+        if self.closed {
+            return;
+        }
+        self.notice_own_stall(now);
+        self.hear_goodbye(now, inputs, actions);
+        self.look_at_link(now, inputs.link, actions);
+        if std::mem::take(&mut self.corrupt) && self.life.is_some() {
+            self.end_corrupt(now, actions);
+        }
+        self.channels.expire_drains(now, actions);
+        self.windows = inputs.link.state == LinkState::WindowsSet && inputs.outbound_lines.is_some();
+        self.ready = self.windows && (self.ready || !self.channels.is_draining() && now >= self.hold_until);
+        if let Some(report) = Report::decode(&inputs.registers)
+            && inputs.link.state > LinkState::CableDown
+        {
+            self.look_at_registers(now, report, inputs, actions);
+        }
+        let mut urgent = self.live(now, inputs, actions);
+        self.change_state(now, self.current_state(), actions);
+        urgent |= self.write_registers(now, actions);
+        if urgent {
+            actions.push(Action::Ring);
+        }
+        self.remind(now, actions);
+        self.plan(now, inputs);
+    }
+
+    fn notice_own_stall(&mut self, now: Duration) {
+        let gap = now.saturating_sub(self.last_step);
+        self.last_step = now;
+        if gap >= self.config.silent_after
+            && let Some(life) = &mut self.life
+        {
+            life.forgive(gap, now);
+        }
+    }
+
+    /// A goodbye counts even when the link goes down with it.
+    fn hear_goodbye(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
+        let closed = |life: &Life| life.is_closed_by_beat(inputs.inbound);
+        if self.life.as_ref().is_some_and(closed) {
+            self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
+        }
+    }
+
+    fn look_at_link(&mut self, now: Duration, link: LinkStatus, actions: &mut Vec<Action>) {
+        let before = *self.link.get_or_insert(link);
+        let losses = link.losses.saturating_sub(before.losses);
+        // Where the transport has not counted the loss yet, the life ends all the same and the event follows.
+        if losses > 0 || self.windows && link.state < LinkState::WindowsSet && self.life.is_some() {
+            self.end_life(now, CloseReason::LinkLost, Ended::LinkLost, actions);
+            self.seen = None;
+            self.written = None;
+            self.after = Some(SessionState::LinkLost);
+            self.change_state(now, SessionState::LinkLost, actions);
+        }
+        if losses > 0 {
+            actions.push(Action::Event(Event::LinkLost { losses }));
+        }
+        if link.state > LinkState::CableDown && self.after == Some(SessionState::LinkLost) {
+            self.after = None;
+        }
+        self.link = Some(link);
+    }
+
+    fn look_at_registers(
+        &mut self,
+        now: Duration,
+        report: Report,
+        inputs: &Inputs<'_>,
+        actions: &mut Vec<Action>,
+    ) {
+        if report.who.incarnation == self.me.incarnation {
+            return; // this side's own registers, come back
+        }
+        let echoed = report.echo == self.me.echo();
+        if let Some(peer) = self.life.as_ref().map(Life::peer) {
+            if report.who == peer {
+                if report.phase == Phase::Closed {
+                    return self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
+                }
+                let step = step(now, self.windows, inputs, &self.config, &self.own);
+                if let Some(life) = &mut self.life {
+                    life.report(report, step, actions);
+                }
+                return;
+            }
+            if !echoed || report.who.is_before(peer) {
+                return; // somebody else's, or left over
+            }
+            if report.who.incarnation == peer.incarnation {
+                let reason = match report.ended {
+                    Ended::LinkLost => CloseReason::LinkLost,
+                    Ended::Corrupt => CloseReason::Corrupt,
+                    Ended::PeerGone | Ended::None => CloseReason::PeerGone,
+                };
+                self.end_gone(now, reason, Ended::None, actions);
+            } else {
+                self.end_life(now, CloseReason::PeerRestarted, Ended::None, actions);
+                self.tell_restart(report.who.incarnation, actions);
+            }
+        }
+        if report.phase == Phase::Closed {
+            self.seen = self.seen.filter(|seen| *seen != report.who);
+            return;
+        }
+        if self.seen.is_some_and(|seen| report.who.is_before(seen)) {
+            return;
+        }
+        self.seen = Some(report.who);
+        if report.echo == self.me.echo() {
+            self.begin_life(now, report, actions);
+        }
+    }
+
+    fn begin_life(&mut self, now: Duration, report: Report, actions: &mut Vec<Action>) {
+        self.tell_restart(report.who.incarnation, actions);
+        self.after = None;
+        let mut life = Life::new(self.me, report, now, self.config.retry_interval);
+        life.compare_versions(&self.own, actions);
+        self.life = Some(life);
+    }
+
+    fn tell_restart(&mut self, new: u64, actions: &mut Vec<Action>) {
+        if let Some(old) = self.last_peer.replace(new)
+            && old != new
+        {
+            actions.push(Action::Event(Event::PeerRestarted { old, new }));
+        }
+    }
+
+    /// Everything that happens in memory.
+    fn live(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) -> bool {
+        let step = step(now, self.windows, inputs, &self.config, &self.own);
+        let Some(life) = &mut self.life else {
+            return false;
+        };
+        let was_running = life.is_running();
+        if self.windows {
+            life.listen(step, actions);
+        }
+        if life.watch(step, actions) {
+            self.end_gone(now, CloseReason::PeerGone, Ended::PeerGone, actions);
+            return false;
+        }
+        if life.is_running() && !was_running {
+            self.running_since = now;
+        }
+        let mut urgent = false;
+        if life.is_running() && self.windows {
+            let (transmit, receive, peer_lines, peer_order) = life.directions();
+            let context = Context {
+                now,
+                transmit,
+                receive,
+                peer_lines,
+                own_order: self.config.order,
+                peer_order,
+                drain_timeout: self.config.drain_timeout,
+            };
+            if let Some(taken) = life.acknowledged() {
+                self.channels.acknowledge(taken);
+            }
+            urgent = self.channels.step(context, inputs.inbound, &mut self.random, actions);
+        }
+        life.speak(step, self.channels.taken_digest(), actions) || urgent
+    }
+
+    fn end_corrupt(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        // Whoever has run well for a while starts over with the shortest hold.
+        if now.saturating_sub(self.running_since) > HOLD_MAX {
+            self.hold = HOLD_MIN;
+        }
+        self.hold_until = now.saturating_add(self.hold);
+        self.hold = self.hold.saturating_mul(2).min(HOLD_MAX);
+        self.end_gone(now, CloseReason::Corrupt, Ended::Corrupt, actions);
+    }
+
+    /// Ends the life because of the peer.
+    fn end_gone(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
+        self.end_life(now, reason, ended, actions);
+        self.after = Some(SessionState::PeerGone);
+        self.change_state(now, SessionState::PeerGone, actions);
+        actions.push(Action::Event(Event::PeerGone(reason)));
+    }
+
+    fn end_life(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
+        let drained_by = now.saturating_add(self.config.drain_timeout);
+        self.channels.end_life(reason, drained_by, actions);
+        if let Some(life) = self.life.take() {
+            self.last_peer = Some(life.peer().incarnation);
+            self.seen = Some(life.peer());
+        }
+        self.me = self.me.next();
+        self.ended = ended;
+        self.ready = false;
+        self.corrupt = false;
+    }
+
+    fn current_state(&self) -> SessionState {
+        match (&self.life, self.after, self.link.map(|link| link.state)) {
+            (Some(life), ..) => life.state(self.windows),
+            (None, Some(after), _) => after,
+            (None, None, None | Some(LinkState::CableDown)) => SessionState::CableDown,
+            (None, None, _) => SessionState::CableUp,
+        }
+    }
+
+    /// States that come with an event of their own are not told twice.
+    fn change_state(&mut self, now: Duration, state: SessionState, actions: &mut Vec<Action>) {
+        if state == self.state {
+            return;
+        }
+        self.state = state;
+        self.waiting_due = now.saturating_add(WAITING_EVERY);
+        match state {
+            SessionState::Running
+            | SessionState::PeerGone
+            | SessionState::LinkLost
+            | SessionState::Refused => {}
+            _ => actions.push(Action::Event(Event::State(state))),
+        }
+    }
+
+    fn is_settled(&self) -> bool {
+        matches!(self.state, SessionState::Running | SessionState::Refused)
+    }
+
+    fn remind(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        if self.waiting_due == Duration::ZERO {
+            self.waiting_due = now.saturating_add(WAITING_EVERY);
+        }
+        if !self.is_settled() && now >= self.waiting_due {
+            self.waiting_due = now.saturating_add(WAITING_EVERY);
+            actions.push(Action::Event(Event::Waiting(self.state)));
+        }
+    }
+
+    fn registers(&self) -> Report {
+        let seen = self.life.as_ref().map(Life::peer).or(self.seen);
+        let (pattern, found) = self.life.as_ref().map_or((0, 0), Life::patterns);
+        Report {
+            versions: self.own.versions,
+            who: self.me,
+            phase: match (self.closed, self.ready) {
+                (true, _) => Phase::Closed,
+                (false, true) => Phase::Ready,
+                (false, false) => Phase::Waiting,
+            },
+            ended: self.ended,
+            echo: seen.map_or(0, Identity::echo),
+            pages: u32::try_from(self.own.window_lines / PAGE_LINES).unwrap_or(u32::MAX),
+            pattern,
+            found,
+        }
+    }
+
+    fn write_registers(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
+        if self.link.is_none_or(|link| link.state == LinkState::CableDown) {
+            self.written = None;
+            return false;
+        }
+        let registers = self.registers().encode();
+        if self.written != Some(registers) {
+            self.written = Some(registers);
+            self.announce.restart();
+        }
+        if !self.announce.is_due(now) {
+            return false;
+        }
+        self.announce.done(now);
+        actions.push(Action::WriteRegisters(registers));
+        !self.is_settled()
+    }
+
+    fn plan(&mut self, now: Duration, inputs: &Inputs<'_>) {
+        let mut earliest = Earliest::new();
+        if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
+            earliest.note(self.announce.due());
+        }
+        if !self.is_settled() {
+            earliest.note(self.waiting_due);
+        }
+        if now < self.hold_until {
+            earliest.note(self.hold_until);
+        }
+        self.channels.note_deadlines(&mut earliest);
+        if let Some(life) = &self.life {
+            let step = step(now, self.windows, inputs, &self.config, &self.own);
+            life.note_deadlines(step, &mut earliest);
+        }
+        self.wake = earliest.get();
+    }
+}
+
+fn step<'a>(
+    now: Duration,
+    windows: bool,
+    inputs: &Inputs<'a>,
+    config: &'a SessionConfig,
+    own: &'a Own,
+) -> Step<'a> {
+    Step {
+        now,
+        inbound: inputs.inbound,
+        reach: inputs.outbound_lines.filter(|_| windows),
+        config,
+        own,
+    }
+}

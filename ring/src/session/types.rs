@@ -1,5 +1,10 @@
 //! What goes into a session and what comes out.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 use std::time::Duration;
 
 use ntb_mem::line::Line;
@@ -167,8 +172,12 @@ pub enum Action {
     Ring,
     /// A channel has both its sides: its ends may be made.
     ChannelUp(ChannelId, Lanes),
-    /// A channel's life has ended. Its ends learn of it by their own next call.
+    /// A channel's life has ended. Its ends learn of it by their own next call; what the reader has not taken yet stays
+    /// where it is until [`super::Session::reader_drained`] or [`Action::DrainEnded`].
     ChannelDown(ChannelId, CloseReason),
+    /// The reader of the channel's ended life has taken too long: what it has not taken is given up, and from now on the
+    /// peer may store over it.
+    DrainEnded(ChannelId),
     /// Tell the application.
     Event(Event),
 }
@@ -191,7 +200,11 @@ pub struct ChannelSpec {
 impl Default for ChannelSpec {
     /// Rings of 4096 lines (256 KiB) in each direction, without checks where the link keeps order.
     fn default() -> Self {
-        Self { ring_lines: 4096, check: false, smaller_if_different: false }
+        Self {
+            ring_lines: 4096,
+            check: false,
+            smaller_if_different: false,
+        }
     }
 }
 
@@ -275,7 +288,8 @@ impl std::fmt::Display for Mismatch {
     }
 }
 
-/// What the application is told. Exactly one event a change, in order.
+/// What the application is told. Exactly one event a change, in order: states that have an event of their own (running,
+/// peer gone, link lost, refused) come as that and not as [`Event::State`] too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The state has changed.
@@ -373,6 +387,14 @@ pub enum OpenError {
     /// The connection has ended.
     #[error("the connection has ended")]
     Ended,
+    /// The inbound memory is too small for a session, or larger than 2^32 pages.
+    #[error("an inbound memory of {lines} lines cannot be used: at least {min} and at most 2^38 are needed")]
+    BadWindow {
+        /// Lines it has.
+        lines: u64,
+        /// Fewest.
+        min: u64,
+    },
     /// Every channel number is in use.
     #[error("no more than {max} channels fit on a link")]
     TooMany {

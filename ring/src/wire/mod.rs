@@ -2,7 +2,16 @@
 //!
 //! All fields are little-endian and of fixed width. Nothing here knows how bytes travel.
 
+pub(crate) mod beat;
 pub mod check;
+pub(crate) mod hash;
+pub(crate) mod hello;
+pub(crate) mod identity;
+pub mod layout;
 pub mod line;
 pub mod mark;
 pub mod page;
+pub(crate) mod pattern;
+pub(crate) mod record;
+pub(crate) mod registers;
+pub(crate) mod table;

@@ -38,7 +38,7 @@ use rustix::{io::Errno, net::SocketAddrUnix};
 use super::{
     Doorbell, Link, LinkError, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
     ends::{NO_REGISTERS, Own, Peer, Unfit, WINDOW_BYTES},
-    engine::Engine,
+    engine::{Engine, Order},
 };
 use credentials::Credentials;
 use greeting::{Greeting, Malformed, Message, Reason, Refusal};
@@ -357,6 +357,10 @@ impl Link for SoftLink {
             page_bytes: self.own.window().page_bytes(),
             engine: "write-back",
         }
+    }
+
+    fn order(&self) -> Order {
+        Order::Ordered
     }
 
     fn poll(&mut self) -> Result<LinkStatus, LinkError> {

@@ -1,0 +1,92 @@
+//! Wrapping a link's engines, so that counters and fault injectors run under whole channels on any transport.
+
+use std::{fmt, time::Duration};
+
+use ntb_mem::region::View;
+
+use super::{
+    Doorbell, Link, LinkError, LinkFacts, LinkStatus, Registers,
+    engine::{Engine, Order},
+};
+
+/// Makes an engine out of an engine.
+pub type EngineHook = Box<dyn Fn(Engine) -> Engine + Send>;
+
+/// A link whose every engine goes through a hook; everything else is the link's own.
+pub struct Wrapped<L> {
+    link: L,
+    order: Order,
+    hook: EngineHook,
+}
+
+impl<L: Link> Wrapped<L> {
+    /// Puts `hook` over `link`. `order` is what the engines that it makes keep in order.
+    pub fn new(link: L, order: Order, hook: EngineHook) -> Self {
+        Self { link, order, hook }
+    }
+
+    /// The link below.
+    pub fn inner(&self) -> &L {
+        &self.link
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for Wrapped<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wrapped").field(&self.link).finish()
+    }
+}
+
+/// Hands a call on, all but the engines.
+macro_rules! delegate {
+    ($self:ident => $link:expr) => {
+        fn facts(&$self) -> LinkFacts {
+            $link.facts()
+        }
+        fn poll(&mut $self) -> Result<LinkStatus, LinkError> {
+            $link.poll()
+        }
+        fn wait(&$self, timeout: Duration) {
+            $link.wait(timeout);
+        }
+        fn registers(&$self) -> Registers {
+            $link.registers()
+        }
+        fn write_registers(&mut $self, registers: &Registers) {
+            $link.write_registers(registers);
+        }
+        fn inbound(&$self) -> View {
+            $link.inbound()
+        }
+        fn ring(&mut $self, doorbell: u32) {
+            $link.ring(doorbell);
+        }
+        fn doorbell(&$self, number: u32) -> Doorbell {
+            $link.doorbell(number)
+        }
+    };
+}
+
+impl<L: Link> Link for Wrapped<L> {
+    delegate!(self => self.link);
+
+    fn order(&self) -> Order {
+        self.order
+    }
+
+    fn outbound(&self) -> Option<Engine> {
+        self.link.outbound().map(&self.hook)
+    }
+}
+
+impl<L: Link + ?Sized> Link for Box<L> {
+    delegate!(self => (**self));
+
+    fn order(&self) -> Order {
+        (**self).order()
+    }
+
+    fn outbound(&self) -> Option<Engine> {
+        (**self).outbound()
+    }
+}
