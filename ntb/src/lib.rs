@@ -22,6 +22,7 @@
     )
 )]
 
+pub mod address;
 pub mod conformance;
 pub mod hw;
 pub mod pci;

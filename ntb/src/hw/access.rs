@@ -135,7 +135,7 @@ pub struct Dumped {
 
 impl fmt::Display for Dumped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#07x} {:<18}", self.offset, self.name)?;
+        write!(f, "{:#06x} {:<18}", self.offset, self.name)?;
         match self.value {
             Some(value) => write!(f, " {value:#0digits$x}", digits = 2 + 2 * self.width as usize),
             None => f.write_str(" -"),

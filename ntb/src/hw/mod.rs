@@ -195,6 +195,13 @@ pub trait NtbPort: Send + Sync + fmt::Debug {
 pub fn open(function: &Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbError> {
     let identity = config::identity(&**function)?;
     let Some(family) = Family::of(&identity) else {
+        if let Some(why) = Family::why_unsupported(&identity) {
+            return Err(NtbError::WrongMode {
+                device: function.name().to_owned(),
+                found: why.to_owned(),
+                remedy: "Use a bridge of a later generation",
+            });
+        }
         return Err(NtbError::NotAnNtb {
             device: function.name().to_owned(),
             identity,

@@ -30,7 +30,7 @@ impl<'a> DmaMemory<'a> {
     /// All of a region.
     pub fn region(region: &'a Region) -> Self {
         Self {
-            address: region.as_ptr().addr(),
+            address: region.as_ptr().expose_provenance(),
             bytes: region.bytes(),
             descriptor: Some((region.descriptor(), 0)),
         }

@@ -14,7 +14,9 @@ mod error;
 mod event;
 pub mod fake;
 pub mod iova;
+pub mod machine;
 mod open_error;
+pub mod vfio;
 pub mod vfio_user;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};

@@ -6,7 +6,7 @@
 
 pub mod capabilities;
 pub mod proto;
-mod regions;
+pub(super) mod regions;
 pub mod socket;
 
 use std::{

@@ -29,41 +29,10 @@ pub(super) struct Region {
 
 impl Region {
     pub(super) fn parse(index: u32, reply: Message) -> Result<Self, PciError> {
-        let (info, _) = proto::split::<RegionInfo>(&reply.payload)
-            .ok_or_else(|| protocol_error("a short region info"))?;
-        if info.index != index {
-            return Err(protocol_error(format!(
-                "region {} in answer to region {index}",
-                info.index
-            )));
-        }
-        if info.size > MAX_BYTES {
-            return Err(protocol_error(format!(
-                "region {index} of {:#x} bytes",
-                info.size
-            )));
-        }
+        let (info, mut mappable) = describe(index, &reply.payload)?;
         let file = reply.fds.into_iter().next().map(|fd| (fd, info.offset));
-        let mut mappable = Vec::new();
-        if info.flags & proto::REGION_MMAP != 0 && file.is_some() && info.size > 0 {
-            mappable = match sparse_areas(&info, &reply.payload)? {
-                Some(areas) => areas,
-                None => vec![Area {
-                    offset: 0,
-                    bytes: info.size,
-                }],
-            };
-        }
-        for area in &mappable {
-            check_area(index, area, info.size)?;
-        }
-        mappable.sort_unstable_by_key(|a| a.offset);
-        if mappable
-            .iter()
-            .zip(mappable.iter().skip(1))
-            .any(|(a, b)| a.end() > b.offset)
-        {
-            return Err(protocol_error(format!("overlapping areas in region {index}")));
+        if file.is_none() {
+            mappable.clear();
         }
         Ok(Self {
             info: BarInfo {
@@ -108,6 +77,47 @@ impl Region {
         }
         Ok(areas)
     }
+}
+
+/// A region info with its mappable areas, ascending and apart. The kernel's answer to the corresponding ioctl has the
+/// same form.
+pub(in crate::pci) fn describe(index: u32, answer: &[u8]) -> Result<(RegionInfo, Vec<Area>), PciError> {
+    let (info, _) =
+        proto::split::<RegionInfo>(answer).ok_or_else(|| protocol_error("a short region info"))?;
+    if info.index != index {
+        return Err(protocol_error(format!(
+            "region {} in answer to region {index}",
+            info.index
+        )));
+    }
+    if info.size > MAX_BYTES {
+        return Err(protocol_error(format!(
+            "region {index} of {:#x} bytes",
+            info.size
+        )));
+    }
+    let mut mappable = Vec::new();
+    if info.flags & proto::REGION_MMAP != 0 && info.size > 0 {
+        mappable = match sparse_areas(&info, answer)? {
+            Some(areas) => areas,
+            None => vec![Area {
+                offset: 0,
+                bytes: info.size,
+            }],
+        };
+    }
+    for area in &mappable {
+        check_area(index, area, info.size)?;
+    }
+    mappable.sort_unstable_by_key(|a| a.offset);
+    if mappable
+        .iter()
+        .zip(mappable.iter().skip(1))
+        .any(|(a, b)| a.end() > b.offset)
+    {
+        return Err(protocol_error(format!("overlapping areas in region {index}")));
+    }
+    Ok((info, mappable))
 }
 
 fn check_area(index: u32, area: &Area, size: u64) -> Result<(), PciError> {
