@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "loads and stores of device memory")]
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt, io};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapOptions, MmapRaw};
 use ntb_mem::region::Region;
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Area, Areas, Bar, CacheType, PciError};
 use crate::hw::regs::Width;
@@ -14,13 +15,7 @@ use crate::hw::regs::Width;
 pub struct MappedArea {
     area: Area,
     pointer: *mut u8,
-    _memory: Memory,
-}
-
-#[allow(dead_code, reason = "held for its drop")]
-enum Memory {
-    File(MmapRaw),
-    Shared(Arc<Region>),
+    map: MmapRaw,
 }
 
 // SAFETY: a mapping belongs to the process; it is accessed by fixed-width volatile loads and stores only.
@@ -37,21 +32,37 @@ impl MappedArea {
                 bytes: map.len() as u64,
             },
             pointer: map.as_mut_ptr(),
-            _memory: Memory::File(map),
+            map,
         }
     }
 
-    /// An area that is the same part of plain memory of this process: a software device's. Cut to what the region
-    /// has.
-    pub fn shared(area: Area, region: Arc<Region>) -> Self {
+    /// An area that is the same part of plain memory of this process: a software device's. A mapping of its own, so that
+    /// it can be let go of alone; cut to what the region has.
+    pub fn shared(area: Area, region: &Region) -> io::Result<Self> {
         let offset = area.offset.min(region.bytes());
         let bytes = area.bytes.min(region.bytes() - offset);
-        Self {
-            area: Area { offset, bytes },
-            // Within the region, whose length is a usize.
-            pointer: region.as_ptr().wrapping_add(offset as usize),
-            _memory: Memory::Shared(region),
+        let length = usize::try_from(bytes).map_err(io::Error::other)?;
+        let map = MmapOptions::new()
+            .offset(offset)
+            .len(length)
+            .map_raw(&region.descriptor())?;
+        Ok(Self::file(offset, map))
+    }
+
+    /// Puts private memory that nobody reads in place of the device's.
+    fn revoke(&self) -> Result<(), PciError> {
+        // SAFETY: replaces exactly the mapping that `map` owns and will unmap; its users hold raw addresses only,
+        // which stay valid, and the kernel makes the exchange atomic towards accesses of other threads.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.pointer.cast(),
+                self.map.len(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
         }
+        .map(drop)
+        .map_err(|e| PciError::io("letting go of a mapped BAR", e))
     }
 }
 
@@ -88,6 +99,12 @@ impl BarMap {
             cache,
             _device: Box::new(device),
         }
+    }
+
+    /// Lets go of the device's memory while others may still be storing to it: the addresses stay valid as long as the
+    /// map and turn into private memory that nobody reads.
+    pub fn revoke(&self) -> Result<(), PciError> {
+        self.areas.iter().try_for_each(MappedArea::revoke)
     }
 
     /// Memory type.
