@@ -332,7 +332,7 @@ mod tests {
     #[test]
     fn a_named_transport_is_used_exactly_or_refused() {
         let options = LinkOptions::default();
-        for text in ["ntb:0000:81:00.0", "emu:@x", "rdma:h:1", "tcp:h:1"] {
+        for text in ["rdma:h:1", "tcp:h:1"] {
             let e = open(&parse(text), &options).unwrap_err();
             assert_eq!((e.name, e.exit), ("transport-not-built", 3));
             assert!(
@@ -343,6 +343,18 @@ mod tests {
         let name = format!("soft:select-{}", std::process::id());
         let soft = open(&parse(&name), &options).unwrap();
         assert_eq!(soft.link.facts().address, name);
+    }
+
+    #[cfg(feature = "ntb")]
+    #[test]
+    fn bridges_that_are_not_there_are_named() {
+        let sysfs = Sysfs::new("bridge");
+        let e = open(&parse("ntb:0000:81:00.0"), &sysfs.options()).unwrap_err();
+        assert_eq!((e.name, e.exit), ("no-device", 3), "{e}");
+        assert!(e.what.contains("0000:81:00.0"), "{e}");
+        let e = open(&parse("ntb:nowhere"), &sysfs.options()).unwrap_err();
+        assert_eq!((e.name, e.exit), ("bad-address", 2), "{e}");
+        assert!(e.what.contains("nowhere"), "{e}");
     }
 
     #[test]

@@ -47,7 +47,7 @@ use std::{
 use ntb::{
     address::{OpenOptions, PortAddress},
     hw::{self, LinkReport, NtbError, NtbPort},
-    pci::DmaSpace,
+    pci::{DmaSpace, config},
 };
 use ntb_mem::{
     cpu::CpuFeatures,
@@ -222,7 +222,10 @@ impl NtbLink {
         if !news {
             return;
         }
-        match device.port.take_link_report() {
+        match device.port.take_link_report().and_then(|report| {
+            device.is_as_started()?;
+            Ok(report)
+        }) {
             Ok(report) => self.take_report(report, now),
             Err(e) => self.lose_device(&e, now),
         }
@@ -413,6 +416,22 @@ impl Device {
         let space = DmaSpace::new(Arc::clone(&function))?;
         let health = Health::new(&*function);
         Ok(Self { space, port, health })
+    }
+
+    /// Whether the function has been reset behind the driver, by a power cycle or by whoever may: its registers answer then,
+    /// and nothing works.
+    fn is_as_started(&self) -> Result<(), NtbError> {
+        let function = &**self.port.function();
+        if config::bus_master(function)? {
+            return Ok(());
+        }
+        Err(NtbError::NotTaken {
+            device: function.name().to_owned(),
+            register: "bus master enable",
+            wrote: 1,
+            read: 0,
+            hint: "the function was reset by somebody else, and is started anew",
+        })
     }
 }
 

@@ -1,0 +1,5 @@
+//! Links over bridges, on emulated ports of every family: the conformance suite of links, and what goes wrong on bridges.
+
+mod conformance;
+mod rig;
+mod trouble;
