@@ -69,8 +69,9 @@ fn windows_are_joined() {
         let windows = if family == "epf" { 1 } else { 2 };
         let joined = Joined::new(family, Trouble::Cable).up();
         let mut engine = joined.near.outbound().unwrap();
-        assert_eq!(engine.lines(), windows * WINDOW / 64, "{family}");
-        for at in [WINDOW / 64 - 1, WINDOW / 64].into_iter().filter(|at| *at < engine.lines()) {
+        let lines = engine.lines();
+        assert_eq!(lines, windows * WINDOW / 64, "{family}");
+        for at in [WINDOW / 64 - 1, WINDOW / 64].into_iter().filter(|at| *at < lines) {
             engine.put(at, &line(at));
             engine.flush();
             wait_for(joined.far.as_ref().unwrap(), at, &line(at));
