@@ -7,6 +7,7 @@
 //! - [`queue`]: the single-producer single-consumer ring.
 
 pub mod address;
+pub mod channel;
 pub mod link;
 pub mod queue;
 pub mod session;

@@ -44,6 +44,24 @@ impl EmuConfig {
     }
 }
 
+impl PairConfig {
+    /// Whether PCIe has such sizes.
+    ///
+    /// # Errors
+    /// Which it has not.
+    pub fn check(&self) -> Result<(), EmuError> {
+        let bytes = self.window_bytes;
+        if !bytes.is_power_of_two() || !(MIN_WINDOW..=MAX_WINDOW).contains(&bytes) {
+            return Err(EmuError::BadWindow { bytes });
+        }
+        let payload = self.max_payload;
+        if !payload.is_power_of_two() || !(128..=4096).contains(&payload) {
+            return Err(EmuError::BadPayload { bytes: payload });
+        }
+        Ok(())
+    }
+}
+
 /// Why an emulator does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -154,14 +172,7 @@ impl Emulator {
     /// # Errors
     /// See [`EmuError`].
     pub fn start(config: EmuConfig) -> Result<Self, EmuError> {
-        let bytes = config.pair.window_bytes;
-        if !bytes.is_power_of_two() || !(MIN_WINDOW..=MAX_WINDOW).contains(&bytes) {
-            return Err(EmuError::BadWindow { bytes });
-        }
-        let payload = config.pair.max_payload;
-        if !payload.is_power_of_two() || !(128..=4096).contains(&payload) {
-            return Err(EmuError::BadPayload { bytes: payload });
-        }
+        config.pair.check()?;
         let pair = Pair::new(config.family, config.pair).map_err(EmuError::Threads)?;
         let serve = |side, endpoint| {
             Server::start(endpoint, pair.port(side).clone(), config.limits)

@@ -14,7 +14,7 @@ use ntb_emu::{
     EmuConfig, EmuError, Emulator,
     control::ControlSocket,
     emulator::parse_duration,
-    model::{FAMILIES, Family, PairConfig, SideId, family},
+    model::{FAMILIES, Family, Pair, PairConfig, SideId, family},
     scenario,
     server::{Endpoint, Limits},
 };
@@ -36,7 +36,7 @@ struct Options {
         long,
         value_name = "DIR",
         conflicts_with = "sockets",
-        required_unless_present = "sockets"
+        required_unless_present_any = ["sockets", "dump_config"]
     )]
     socket_dir: Option<PathBuf>,
 
@@ -52,8 +52,8 @@ struct Options {
     #[arg(long, default_value_t = 256)]
     max_payload: u64,
 
-    /// How long the link trains once both ends ask for it.
-    #[arg(long, value_parser = parse_duration, default_value = "0")]
+    /// How long the link trains once both ends ask for it; 300ms for Linux guests on a busy machine.
+    #[arg(long, value_parser = parse_duration, default_value = "10ms")]
     train_time: Duration,
 
     /// What goes wrong, and when: see docs/emulator.md.
@@ -71,6 +71,10 @@ struct Options {
     /// A socket that takes 'stats' and scenario actions, one a line.
     #[arg(long, value_name = "SOCKET")]
     control: Option<Endpoint>,
+
+    /// Prints both configuration spaces after power-on, as 'lspci -F' reads them, and ends.
+    #[arg(long)]
+    dump_config: bool,
 
     /// How long a client may take to finish a message or to take a reply.
     #[arg(long, value_parser = parse_duration, default_value = "5s")]
@@ -138,19 +142,28 @@ fn run(options: Options) -> Result<(), Failure> {
             scenario::parse(&text).map_err(EmuError::Scenario)?
         }
     };
+    let pair = PairConfig {
+        window_bytes: options.window,
+        max_payload: options.max_payload,
+        train_time: options.train_time,
+        steps,
+        seed: options.seed,
+    };
+    if options.dump_config {
+        pair.check()?;
+        let pair = Pair::new(options.family, pair).map_err(EmuError::Threads)?;
+        for side in SideId::BOTH {
+            println!("{}", pair.port(side).config_dump());
+        }
+        return Ok(());
+    }
     let (a, b) = endpoints(&options)?;
     let names = (a.to_string(), b.to_string());
     let config = EmuConfig {
         family: options.family,
         a,
         b,
-        pair: PairConfig {
-            window_bytes: options.window,
-            max_payload: options.max_payload,
-            train_time: options.train_time,
-            steps,
-            seed: options.seed,
-        },
+        pair,
         limits: Limits {
             message: options.client_timeout,
             ..Limits::default()

@@ -258,7 +258,11 @@ fn number(word: &str) -> Result<u64, String> {
     word.parse().map_err(|_| format!("'{word}' is no number"))
 }
 
-fn within<T: FromStr + PartialOrd + std::fmt::Display>(word: &str, min: T, max: T) -> Result<T, String> {
+fn within<T: Copy + FromStr + PartialOrd + std::fmt::Display>(
+    word: &str,
+    min: T,
+    max: T,
+) -> Result<T, String> {
     match word.parse() {
         Ok(n) if n >= min && n <= max => Ok(n),
         _ => Err(format!("'{word}' is not a number from {min} to {max}")),
@@ -267,17 +271,14 @@ fn within<T: FromStr + PartialOrd + std::fmt::Display>(word: &str, min: T, max: 
 
 /// `10us`, `5ms`, `2s`.
 pub(crate) fn duration(word: &str) -> Result<Duration, String> {
-    let units: [(&str, fn(u64) -> Duration); 3] = [
-        ("us", Duration::from_micros),
-        ("ms", Duration::from_millis),
-        ("s", Duration::from_secs),
-    ];
     if word == "0" {
         return Ok(Duration::ZERO);
     }
-    units
+    let micros = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
+    micros
         .into_iter()
-        .find_map(|(unit, make)| word.strip_suffix(unit)?.parse().ok().map(make))
+        .find_map(|(unit, scale)| word.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(scale))
+        .map(Duration::from_micros)
         .filter(|d| *d <= Duration::from_secs(86_400))
         .ok_or_else(|| format!("'{word}' is no time of at most a day, such as 10us, 5ms, 2s"))
 }

@@ -1,6 +1,7 @@
 //! The driver's conformance suites, run over the socket on every emulated family.
 
 use std::{
+    os::unix::net::UnixStream,
     path::PathBuf,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use ntb::{
     hw::{self, NtbPort},
     pci::{
         Bar, PciFunction,
-        vfio_user::{Timeouts, VfioUser},
+        vfio_user::{Timeouts, VfioUser, socket::Socket},
     },
 };
 use ntb_emu::{
@@ -137,4 +138,24 @@ fn amd() {
 #[test]
 fn epf() {
     ports("epf");
+}
+
+#[test]
+fn socket_pairs_will_do() {
+    let (a, served_a) = UnixStream::pair().unwrap();
+    let (b, served_b) = UnixStream::pair().unwrap();
+    let [served_a, served_b] = [served_a, served_b].map(|s| Endpoint::Connected(Arc::new(s.into())));
+    let config = EmuConfig::new(family("intel-spr").unwrap(), served_a, served_b);
+    let emulator = Emulator::start(config).unwrap();
+    let [a, b] = [a, b].map(|stream| {
+        let socket = Socket::new(stream).unwrap();
+        let function: Arc<dyn PciFunction> =
+            VfioUser::from_socket("pair", socket, Timeouts::default()).unwrap();
+        hw::open(&function).unwrap()
+    });
+    a.enable_link().unwrap();
+    b.enable_link().unwrap();
+    assert!(a.link().unwrap().is_up() && b.link().unwrap().is_up());
+    drop((a, b));
+    drop(emulator);
 }

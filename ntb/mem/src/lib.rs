@@ -8,10 +8,12 @@
 //! - [`store`]: how a line is stored to each kind of memory, and what the processor offers for it.
 //! - [`region`]: mapped memory that another party writes: allocation, views, revocation.
 //! - [`cpu`]: the processor features that stores depend on, injectable for tests.
+//! - [`clock`]: time stamps from the cycle counter, or from the system clock where that one is not fit.
 //!
 //! Memory that a peer or a device writes is never a slice or a reference here: it is read and written
 //! through atomics of fixed width ([`region::View`]) or through the store routines.
 
+pub mod clock;
 pub mod cpu;
 pub mod line;
 pub mod region;

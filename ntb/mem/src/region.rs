@@ -80,6 +80,12 @@ pub struct Region {
     map: Map,
     fd: OwnedFd,
     page_bytes: u64,
+    /// Handed over by a peer: reading it would be a read across the link.
+    #[cfg_attr(
+        not(debug_assertions),
+        expect(dead_code, reason = "counted where assertions are on")
+    )]
+    remote: bool,
 }
 
 #[derive(Debug)]
@@ -153,7 +159,12 @@ impl Region {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(kernel("sealing"))?;
         let map = Self::map(&fd, bytes)?;
-        Ok(Self { map, fd, page_bytes })
+        Ok(Self {
+            map,
+            fd,
+            page_bytes,
+            remote: false,
+        })
     }
 
     /// Maps memory that a peer handed over as a descriptor.
@@ -186,7 +197,12 @@ impl Region {
             .unwrap_or(0)
             .max(rustix::param::page_size() as u64);
         let map = Self::map(&fd, bytes)?;
-        Ok(Self { map, fd, page_bytes })
+        Ok(Self {
+            map,
+            fd,
+            page_bytes,
+            remote: true,
+        })
     }
 
     fn map(fd: &OwnedFd, bytes: u64) -> Result<Map, RegionError> {
@@ -258,7 +274,7 @@ impl Region {
         View {
             base: self.map.ptr.cast(),
             words: self.map.len / 8,
-            _region: Arc::clone(self),
+            region: Arc::clone(self),
         }
     }
 }
@@ -283,6 +299,20 @@ pub fn huge_pages() -> (u64, u64) {
     (page, free)
 }
 
+#[cfg(debug_assertions)]
+static REMOTE_LOADS: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has read memory that a peer handed over, through any view of it. `None` in builds without
+/// debug assertions, where nobody counts.
+///
+/// On a bridge such a read stalls the processor for a round trip; no data path has one.
+pub fn remote_loads() -> Option<u64> {
+    #[cfg(debug_assertions)]
+    return Some(REMOTE_LOADS.load(Ordering::Relaxed));
+    #[cfg(not(debug_assertions))]
+    None
+}
+
 /// A bounds-checked window onto a [`Region`], in 64-bit words. Keeps the region mapped.
 ///
 /// Another party may change any word at any time; each load gives one moment's value of one word.
@@ -290,7 +320,7 @@ pub fn huge_pages() -> (u64, u64) {
 pub struct View {
     base: *mut u64,
     words: usize,
-    _region: Arc<Region>,
+    region: Arc<Region>,
 }
 
 // SAFETY: all access is by atomics; the region is kept alive by the `Arc`.
@@ -322,7 +352,7 @@ impl View {
         Some(Self {
             base: self.base.wrapping_add(skip),
             words: lines as usize * LINE_WORDS,
-            _region: Arc::clone(&self._region),
+            region: Arc::clone(&self.region),
         })
     }
 
@@ -336,8 +366,17 @@ impl View {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "word outside the view");
         // SAFETY: in bounds by the line above, 8-byte aligned since mappings are page-aligned, mapped as long as
-        // `_region` lives, and only ever accessed atomically or by store routines.
+        // `region` lives, and only ever accessed atomically or by store routines.
         unsafe { AtomicU64::from_ptr(self.base.add(index)) }
+    }
+
+    /// Counts what no data path may do: see [`remote_loads`].
+    #[inline(always)]
+    fn count_remote_load(&self) {
+        #[cfg(debug_assertions)]
+        if self.region.remote {
+            REMOTE_LOADS.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Loads word `index` with `order` (relaxed or acquire).
@@ -347,6 +386,7 @@ impl View {
     /// a peer.
     #[inline(always)]
     pub fn load(&self, index: usize, order: Ordering) -> u64 {
+        self.count_remote_load();
         u64::from_le(self.word(index).load(order))
     }
 
@@ -367,7 +407,7 @@ impl View {
     pub fn store_line(&self, line: u64, content: &Line) {
         assert!(line < self.lines(), "line outside the view");
         // SAFETY: in bounds by the line above; lines of a page-aligned mapping are aligned to 64; mapped as long as
-        // `_region` lives, and no reference to it exists anywhere.
+        // `region` lives, and no reference to it exists anywhere.
         unsafe { crate::store::write_back(self.base.add(line as usize * LINE_WORDS), content) };
     }
 
@@ -376,6 +416,7 @@ impl View {
     /// # Panics
     /// When the range does not lie inside the view.
     pub fn copy_out(&self, from: usize, dst: &mut [u8]) {
+        self.count_remote_load();
         let mut at = from;
         let (head, rest) = dst.split_at_mut(dst.len().min(at.wrapping_neg() % 8));
         if !head.is_empty() {
@@ -452,7 +493,14 @@ mod tests {
             Region::from_peer(region.descriptor().try_clone_to_owned().unwrap(), region.bytes()).unwrap(),
         );
         view.store(9, 77, Ordering::Release);
+        let before = remote_loads();
         assert_eq!(other.view().load(9, Ordering::Acquire), 77);
+        assert_eq!(view.load(9, Ordering::Acquire), 77);
+        // Other tests read peers' memory too.
+        assert!(
+            !cfg!(debug_assertions) || remote_loads() > before,
+            "a read of a peer's memory is counted"
+        );
     }
 
     #[test]

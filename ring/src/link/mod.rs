@@ -3,14 +3,17 @@
 //! A [`Link`] is the control side: memory for each direction, a few registers, doorbells, and the state of the wire. The
 //! data side is a [`engine::StoreEngine`]. Links know nothing of sessions, channels or rings.
 
+pub mod combining;
 #[doc(hidden)]
 pub mod conformance;
 mod doorbell;
 mod ends;
 pub mod engine;
+pub mod faults;
 #[cfg(feature = "ntb")]
 pub mod ntb;
 pub mod pair;
+mod random;
 pub mod select;
 pub mod soft;
 mod wrapped;

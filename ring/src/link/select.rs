@@ -29,6 +29,9 @@ pub struct LinkOptions {
     pub group: Option<u32>,
     /// Where sysfs is mounted.
     pub sysfs: PathBuf,
+    /// Name of the soft link that [`Address::Auto`] without a host ends at when there is nothing better; `auto` by
+    /// default. Both ends must give the same.
+    pub soft_name: String,
 }
 
 impl Default for LinkOptions {
@@ -39,6 +42,7 @@ impl Default for LinkOptions {
             engine: EngineChoice::default(),
             group: None,
             sysfs: PathBuf::from("/sys"),
+            soft_name: "auto".to_owned(),
         }
     }
 }
@@ -56,7 +60,7 @@ pub struct Opened {
 ///
 /// [`Address::Auto`] takes the best that this version can drive: it looks for bridges and RDMA devices and says in
 /// [`Opened::chosen`] why they were not taken. Without a host, or with one that is this machine, that is a soft link
-/// called `auto`, or `auto-PORT`.
+/// called [`LinkOptions::soft_name`], or `auto-PORT`.
 pub fn open(address: &Address, options: &LinkOptions) -> Result<Opened, LinkError> {
     match address {
         Address::Soft(name) => {
@@ -129,7 +133,7 @@ fn auto(meeting: Option<&(String, u16)>, options: &LinkOptions) -> Result<Opened
     let reasons = format!("{}; {}", no_bridge(&options.sysfs), no_rdma(&options.sysfs));
     let (name, here) = match meeting {
         None => (
-            "auto".to_owned(),
+            options.soft_name.clone(),
             "the peer is taken to be on this machine".to_owned(),
         ),
         Some((host, port)) if is_local(host)? => (format!("auto-{port}"), format!("{host} is this machine")),

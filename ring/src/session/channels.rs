@@ -7,12 +7,17 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
 
-use ntb_mem::line::LINE_WORDS;
+use ntb_mem::line::{LINE_WORDS, Line};
 
 use super::{
     clock::{Earliest, Retry},
@@ -28,8 +33,8 @@ use crate::{
     wire::{
         layout::{CHANNELS_FIRST_LINE, MAX_CHANNELS, TABLE_LINE},
         mark::LaneKey,
-        page::PAGE_LINES,
-        table::{Entry, Name, digest, is_older},
+        page::{PAGE_LINES, USED_LINES},
+        table::{Entry, Name, digest},
     },
 };
 
@@ -120,8 +125,7 @@ impl Channels {
         if self.live().any(|c| c.name == wire && !c.closing) {
             return Err(bad("a channel of this name is open already"));
         }
-        if !spec.ring_lines.is_power_of_two()
-            || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
+        if !spec.ring_lines.is_power_of_two() || !(MIN_RING_LINES..=MAX_RING_LINES).contains(&spec.ring_lines)
         {
             return Err(OpenError::BadRing {
                 lines: spec.ring_lines,
@@ -209,8 +213,9 @@ impl Channels {
         }
     }
 
-    pub(super) fn is_open(&self, id: ChannelId) -> bool {
-        self.live().any(|c| c.id == id && !c.closing)
+    pub(super) fn is_up(&self, id: ChannelId) -> bool {
+        let up = |c: &Channel| !c.closing && c.pair.is_some_and(|pair| pair.up);
+        self.live().any(|c| c.id == id && up(c))
     }
 
     fn live(&self) -> impl Iterator<Item = &Channel> {
@@ -312,12 +317,7 @@ impl Channels {
             let Some(new) = Entry::decode(context.receive, slot, &line) else {
                 continue;
             };
-            // A line of this life that was overtaken by a later one says nothing; closing is final.
-            let stale = entry.is_some_and(|old| {
-                is_older(new.generation, old.generation)
-                    || new.generation == old.generation && !old.open && new.open
-            });
-            if !stale {
+            if entry.is_none_or(|old| new.follows(&old)) {
                 *entry = Some(new);
                 *taken = line.0.last().copied().unwrap_or(0);
             }
@@ -384,6 +384,12 @@ impl Channels {
                 ring_lines: channel.spec.ring_lines.min(entry.ring_lines),
                 up: false,
             });
+            // Whatever lies in the control page (payload of another channel, a pattern) must not be taken for a
+            // control word of the new key. The peer reads the page only once it has seen the entry posted after this.
+            for line in (entry.first_line()..).take(USED_LINES as usize) {
+                let content = Line::ZERO;
+                actions.push(Action::Put { line, content });
+            }
         }
         if entry.echo == channel.generation
             && let (Some(pair), Some(peer_key)) = (&mut channel.pair, entry.key)
@@ -451,27 +457,23 @@ fn compare(ours: ChannelSpec, theirs: &Entry, peer_lines: u64) -> Vec<Mismatch> 
     let mut differs = Vec::new(); // allocates only when something is put in
     let either_smaller = ours.smaller_if_different || theirs.smaller_if_different;
     if ours.ring_lines != theirs.ring_lines && !either_smaller {
-        differs.push(Mismatch {
-            item: "ring lines",
-            ours: ours.ring_lines.to_string(),
-            theirs: theirs.ring_lines.to_string(),
-        });
+        differs.push(Mismatch::new("ring lines", &ours.ring_lines, &theirs.ring_lines));
     }
     if ours.check != theirs.check {
-        differs.push(Mismatch {
-            item: "check of every message",
-            ours: ours.check.to_string(),
-            theirs: theirs.check.to_string(),
-        });
+        differs.push(Mismatch::new(
+            "check of every message",
+            &ours.check,
+            &theirs.check,
+        ));
     }
     let first = theirs.first_line();
     let end = first.saturating_add(PAGE_LINES).saturating_add(theirs.ring_lines);
     if first < CHANNELS_FIRST_LINE || end > peer_lines {
-        differs.push(Mismatch {
-            item: "channel memory",
-            ours: format!("lines {CHANNELS_FIRST_LINE} to {peer_lines} can be"),
-            theirs: format!("lines {first} to {end}"),
-        });
+        differs.push(Mismatch::new(
+            "channel memory",
+            &format_args!("lines {CHANNELS_FIRST_LINE} to {peer_lines} can be"),
+            &format_args!("lines {first} to {end}"),
+        ));
     }
     differs
 }

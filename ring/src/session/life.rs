@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
@@ -11,6 +16,7 @@ use ntb_mem::line::Line;
 
 use super::{
     clock::{Earliest, Retry},
+    greeting::Own,
     types::{Action, Event, Mismatch, PeerInfo, SessionConfig, SessionState},
 };
 use crate::{
@@ -19,37 +25,12 @@ use crate::{
         beat::{AGREED, Beat, CLOSED, HELLO_TAKEN, REFUSED},
         hello::{Hello, HelloLines},
         identity::{Direction, Identity},
-        layout::{
-            BEAT_LINE, CHANNELS_FIRST_LINE, FEATURES_REQUIRED, FEATURES_UNDERSTOOD, HELLO_LINE, ITEM_NAMES,
-            ITEM_VALUES, MIN_WINDOW_LINES, WIRE_VERSION_MAX, WIRE_VERSION_MIN, fingerprint,
-        },
+        layout::{BEAT_LINE, CHANNELS_FIRST_LINE, HELLO_LINE},
         page::PAGE_LINES,
         pattern::{Pattern, next_number},
         registers::{Phase, Report},
     },
 };
-
-/// What of this side enters the greeting and the comparison.
-#[derive(Clone, Debug)]
-pub(super) struct Own {
-    pub(super) versions: (u8, u8),
-    pub(super) required: u64,
-    pub(super) understood: u64,
-    pub(super) items: [u32; ITEM_VALUES.len()],
-    pub(super) window_lines: u64,
-}
-
-impl Own {
-    pub(super) fn new(window_lines: u64) -> Self {
-        Self {
-            versions: (WIRE_VERSION_MIN, WIRE_VERSION_MAX),
-            required: FEATURES_REQUIRED,
-            understood: FEATURES_UNDERSTOOD,
-            items: ITEM_VALUES,
-            window_lines,
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Life {
@@ -61,6 +42,8 @@ pub(super) struct Life {
     report: Report,
     /// Number of the newest pattern stored, 0 for none; and whether the peer has found one.
     pattern: u16,
+    /// Highest number stored in this life: numbers go round.
+    highest: u16,
     transmits: bool,
     /// Number of the peer's pattern found in place, 0 for none.
     found: u16,
@@ -116,6 +99,7 @@ impl Life {
             receive_id: receive.id(),
             report,
             pattern: 0,
+            highest: 0,
             transmits: false,
             found: 0,
             probe: Retry::new(retry),
@@ -193,6 +177,12 @@ impl Life {
 
     /// New registers of the peer.
     pub(super) fn report(&mut self, report: Report, step: Step<'_>, actions: &mut Vec<Action>) {
+        // What was compared at the start of the life stays as it was then.
+        let report = Report {
+            pages: self.report.pages,
+            versions: self.report.versions,
+            ..report
+        };
         if report != self.report {
             self.report = report;
             self.hear(step.now, actions);
@@ -202,15 +192,9 @@ impl Life {
 
     /// The two sides' versions, before anything is stored.
     pub(super) fn compare_versions(&mut self, own: &Own, actions: &mut Vec<Action>) {
-        let ((our_min, our_max), (min, max)) = (own.versions, self.report.versions);
-        if our_min.max(min) > our_max.min(max) {
-            let differs = vec![Mismatch {
-                item: "wire version",
-                ours: span(own.versions),
-                theirs: span(self.report.versions),
-            }];
+        if let Some(differs) = own.compare_versions(self.report.versions) {
             self.refusal = Refusal::Version;
-            actions.push(Action::Event(Event::Refused(differs)));
+            actions.push(Action::Event(Event::Refused(vec![differs])));
         }
     }
 
@@ -251,28 +235,19 @@ impl Life {
         if self.running || self.refusal != Refusal::None {
             return;
         }
-        if let Some(reach) = step.reach {
-            let lines = self.peer_lines();
-            if lines < MIN_WINDOW_LINES {
-                let differs = mismatch(
-                    "lines of inbound memory",
-                    step.own.window_lines,
-                    format!("{lines}, {MIN_WINDOW_LINES} are needed"),
-                );
-                return self.refuse(vec![differs], actions);
-            }
-            if reach < lines {
-                let ours = format!("{reach} can be reached");
-                return self.refuse(vec![mismatch("lines of the peer's memory", ours, lines)], actions);
-            }
+        let memory = |reach| step.own.compare_memory(self.peer_lines(), reach);
+        if let Some(differs) = step.reach.and_then(memory) {
+            return self.refuse(vec![differs], actions);
         }
         let Some(beat) = self.beat_in else { return };
         let greeted = self.hello.is_some();
         if beat.flags & REFUSED != 0 && (greeted || beat.flags & HELLO_TAKEN == 0) {
-            let differs = mismatch("agreement", "accepted", "refused: the peer's own message says why");
+            let theirs = "refused: the peer's own message says why";
+            let differs = Mismatch::new("agreement", &"accepted", &theirs);
             return self.refuse(vec![differs], actions);
         }
-        if self.transmits && beat.flags & AGREED != 0
+        if self.transmits
+            && beat.flags & AGREED != 0
             && let Some((_, info)) = &self.hello
         {
             self.running = true;
@@ -296,8 +271,7 @@ impl Life {
 
     /// The peer says that it has found pattern `number`.
     fn see_found(&mut self, number: u16) {
-        // Numbers go round only after 65534 patterns of one life: any one of this life that was stored counts.
-        if number != 0 && number <= self.pattern {
+        if number != 0 && number <= self.highest {
             self.transmits = true;
         }
     }
@@ -326,7 +300,7 @@ impl Life {
         let Some(hello) = Hello::decode(self.receive_id, &lines) else {
             return;
         };
-        let differs = compare(step.own, &hello);
+        let differs = step.own.compare(&hello);
         let info = PeerInfo {
             node: hello.node,
             pid: hello.pid,
@@ -369,6 +343,7 @@ impl Life {
         let reachable = step.reach.is_some_and(|reach| reach >= self.peer_lines());
         if !self.transmits && reachable && self.refusal == Refusal::None && self.probe.is_due(step.now) {
             self.pattern = next_number(self.pattern);
+            self.highest = self.highest.max(self.pattern);
             let pattern = Pattern::new(self.transmit_id, self.pattern);
             for line in pattern.places(self.peer_lines()) {
                 let content = pattern.line(line);
@@ -379,7 +354,8 @@ impl Life {
         }
         let taken = self.beat_in.is_some_and(|beat| beat.flags & HELLO_TAKEN != 0);
         if self.transmits && !taken && self.greeting.is_due(step.now) {
-            let lines = self.own_hello(step).encode(self.transmit_id);
+            let hello = step.own.hello(step.config, step.reach.unwrap_or(0));
+            let lines = hello.encode(self.transmit_id);
             for (content, line) in lines.into_iter().zip(HELLO_LINE..) {
                 actions.push(Action::Put { line, content });
             }
@@ -431,22 +407,6 @@ impl Life {
         }
     }
 
-    fn own_hello(&self, step: Step<'_>) -> Hello {
-        Hello {
-            versions: step.own.versions,
-            order: step.config.order,
-            pid: step.config.pid,
-            required: step.own.required,
-            understood: step.own.understood,
-            fingerprint: fingerprint(&step.own.items),
-            window_lines: step.own.window_lines,
-            reach_lines: step.reach.unwrap_or(0),
-            items: step.own.items,
-            node: step.config.node.clone(),
-            package: env!("CARGO_PKG_VERSION").to_owned(),
-        }
-    }
-
     /// Deadlines of this life.
     pub(super) fn note_deadlines(&self, step: Step<'_>, earliest: &mut Earliest) {
         if self.refusal == Refusal::Version {
@@ -470,48 +430,4 @@ impl Life {
 /// A line of this side's memory, if it is that long.
 fn read(inbound: &dyn Inbound, line: u64) -> Option<Line> {
     (line < inbound.lines()).then(|| inbound.load_line(line))
-}
-
-fn span((min, max): (u8, u8)) -> String {
-    if min == max {
-        min.to_string()
-    } else {
-        format!("{min} to {max}")
-    }
-}
-
-fn mismatch(item: &'static str, ours: impl ToString, theirs: impl ToString) -> Mismatch {
-    Mismatch {
-        item,
-        ours: ours.to_string(),
-        theirs: theirs.to_string(),
-    }
-}
-
-/// All in which a greeting does not fit this side.
-fn compare(own: &Own, hello: &Hello) -> Vec<Mismatch> {
-    let mut differs = Vec::new();
-    for ((name, ours), theirs) in ITEM_NAMES.iter().zip(own.items).zip(hello.items) {
-        if ours != theirs {
-            differs.push(mismatch(name, ours, theirs));
-        }
-    }
-    let ours = fingerprint(&own.items);
-    if differs.is_empty() && ours != hello.fingerprint {
-        let hex = |value| format!("{value:#010x}");
-        differs.push(mismatch("layout fingerprint", hex(ours), hex(hello.fingerprint)));
-    }
-    let (unknown, missing) = (
-        hello.required & !own.understood,
-        own.required & !hello.understood,
-    );
-    if unknown != 0 {
-        let ours = format!("understood {:#x}", own.understood);
-        differs.push(mismatch("features", ours, format!("required {:#x}", hello.required)));
-    }
-    if missing != 0 {
-        let theirs = format!("understood {:#x}", hello.understood);
-        differs.push(mismatch("features", format!("required {:#x}", own.required), theirs));
-    }
-    differs
 }

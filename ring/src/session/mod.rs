@@ -16,11 +16,19 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 mod channels;
 mod clock;
+#[cfg(any(fuzzing, test))]
+mod fuzz;
+mod greeting;
 mod life;
 mod random;
 mod types;
@@ -32,7 +40,8 @@ use std::time::Duration;
 
 use channels::{Channels, Context};
 use clock::{Earliest, Retry};
-use life::{Life, Own, Step};
+use greeting::Own;
+use life::{Life, Step};
 use random::Random;
 
 use crate::{
@@ -45,6 +54,8 @@ use crate::{
     },
 };
 
+#[cfg(any(fuzzing, test))]
+pub use fuzz::fuzz;
 pub use types::{
     Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo,
     SessionConfig, SessionState,
@@ -155,10 +166,12 @@ impl Session {
         self.wake = Duration::ZERO;
     }
 
-    /// An end of the channel found something that cannot be. Ends this life of the link at the next step; the next one
-    /// is held off for 100 ms, twice as long each time up to 5 s.
+    /// An end of the channel's present life found something that cannot be. Ends this life of the link at the next step;
+    /// the next one is held off for 100 ms, twice as long each time up to 5 s.
+    ///
+    /// Not to be called for what is left to read of an ended life: it says nothing about the present one.
     pub fn corrupt(&mut self, id: ChannelId) {
-        if self.life.is_some() && self.channels.is_open(id) {
+        if self.life.is_some() && self.channels.is_up(id) {
             self.corrupt = true;
             self.wake = Duration::ZERO;
         }
@@ -170,6 +183,7 @@ impl Session {
             return;
         }
         self.closed = true;
+        self.wake = Duration::MAX;
         if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
             if let Some(life) = &mut self.life {
                 life.goodbye(self.windows, actions);
@@ -190,12 +204,9 @@ impl Session {
         self.life.as_ref()?.peer_info()
     }
 
-    /// How long the next step can wait when nothing rings before.
+    /// How long the next step can wait when nothing rings before: a second at most.
     pub fn next_wakeup(&self, now: Duration) -> Duration {
-        if self.closed {
-            return Duration::MAX;
-        }
-        self.wake.saturating_sub(now)
+        self.wake.saturating_sub(now).min(WAITING_EVERY)
     }
 
     /// Looks at `inputs` and appends to `actions` what is to be done, in order. `now` is the time since any fixed start
@@ -218,8 +229,9 @@ impl Session {
         {
             self.look_at_registers(now, report, inputs, actions);
         }
-        let mut urgent = self.live(now, inputs, actions);
+        self.listen(now, inputs, actions);
         self.change_state(now, self.current_state(), actions);
+        let mut urgent = self.speak(now, inputs, actions);
         urgent |= self.write_registers(now, actions);
         if urgent {
             actions.push(Action::Ring);
@@ -332,23 +344,28 @@ impl Session {
         }
     }
 
-    /// Everything that happens in memory.
-    fn live(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) -> bool {
+    /// Takes in what the peer has stored, and gives it up when that was nothing for too long.
+    fn listen(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
         let step = step(now, self.windows, inputs, &self.config, &self.own);
-        let Some(life) = &mut self.life else {
-            return false;
-        };
+        let Some(life) = &mut self.life else { return };
         let was_running = life.is_running();
         if self.windows {
             life.listen(step, actions);
         }
-        if life.watch(step, actions) {
-            self.end_gone(now, CloseReason::PeerGone, Ended::PeerGone, actions);
-            return false;
-        }
         if life.is_running() && !was_running {
             self.running_since = now;
         }
+        if life.watch(step, actions) {
+            self.end_gone(now, CloseReason::PeerGone, Ended::PeerGone, actions);
+        }
+    }
+
+    /// Stores what is due into the peer's memory. True when the peer should look at once.
+    fn speak(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) -> bool {
+        let step = step(now, self.windows, inputs, &self.config, &self.own);
+        let Some(life) = &mut self.life else {
+            return false;
+        };
         let mut urgent = false;
         if life.is_running() && self.windows {
             let (transmit, receive, peer_lines, peer_order) = life.directions();
@@ -364,7 +381,9 @@ impl Session {
             if let Some(taken) = life.acknowledged() {
                 self.channels.acknowledge(taken);
             }
-            urgent = self.channels.step(context, inputs.inbound, &mut self.random, actions);
+            urgent = self
+                .channels
+                .step(context, inputs.inbound, &mut self.random, actions);
         }
         life.speak(step, self.channels.taken_digest(), actions) || urgent
     }

@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use std::time::Duration;
@@ -280,6 +285,20 @@ pub struct Mismatch {
     pub ours: String,
     /// The peer's value.
     pub theirs: String,
+}
+
+impl Mismatch {
+    pub(super) fn new(
+        item: &'static str,
+        ours: &dyn std::fmt::Display,
+        theirs: &dyn std::fmt::Display,
+    ) -> Self {
+        Self {
+            item,
+            ours: ours.to_string(),
+            theirs: theirs.to_string(),
+        }
+    }
 }
 
 impl std::fmt::Display for Mismatch {

@@ -61,7 +61,7 @@ fn key(position: u64) -> u64 {
 #[inline(always)]
 fn mix(key: u64, word: u64) -> u64 {
     let t = (word ^ key).wrapping_mul(MIX);
-    t ^ t >> 32
+    t ^ (t >> 32)
 }
 
 #[cfg(test)]

@@ -5,7 +5,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 const MULTIPLY: u64 = 0xbb67_ae85_84ca_a73b;
@@ -22,7 +27,9 @@ pub(crate) fn step(state: u64, word: u64) -> u64 {
 
 /// The hash of `words`, started from `domain` so that different uses never share values.
 pub(crate) fn hash(domain: u64, words: &[u64]) -> u64 {
-    words.iter().fold(step(SPREAD, domain), |state, word| step(state, *word))
+    words
+        .iter()
+        .fold(step(SPREAD, domain), |state, word| step(state, *word))
 }
 
 /// Upper and lower half of `wide` folded, never 0 and never all ones: for fields in which those mean "nothing".

@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use super::hash;
@@ -76,17 +81,32 @@ mod tests {
         assert!(!at(2).is_before(at(2)));
         assert!(at(LIFE_MASK).is_before(at(0)));
         assert_eq!(at(LIFE_MASK).next(), at(0));
-        assert!(!at(0).is_before(Identity { incarnation: 8, life: 5 }));
+        assert!(!at(0).is_before(Identity {
+            incarnation: 8,
+            life: 5
+        }));
     }
 
     #[test]
     fn a_direction_differs_from_its_reverse_and_from_every_neighbour() {
         let (a, b) = (
-            Identity { incarnation: 1, life: 2 },
-            Identity { incarnation: 2, life: 1 },
+            Identity {
+                incarnation: 1,
+                life: 2,
+            },
+            Identity {
+                incarnation: 2,
+                life: 1,
+            },
         );
         let id = |writer, reader| Direction { writer, reader }.id();
-        let all = [id(a, b), id(b, a), id(a.next(), b), id(a, b.next()), id(b.next(), a)];
+        let all = [
+            id(a, b),
+            id(b, a),
+            id(a.next(), b),
+            id(a, b.next()),
+            id(b.next(), a),
+        ];
         for (i, x) in all.iter().enumerate() {
             assert!(all.iter().skip(i + 1).all(|y| x != y));
         }

@@ -2,7 +2,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use super::{hash, page};
@@ -67,8 +72,10 @@ pub(crate) const ITEM_VALUES: [u32; ITEMS] = [
 
 /// The layout in one number: the hash of all items in order.
 pub(crate) fn fingerprint(items: &[u32; ITEMS]) -> u32 {
-    let wide = items.iter().fold(hash::hash(0x6c61_796f_7574, &[]), |state, item| {
-        hash::step(state, u64::from(*item))
-    });
+    let wide = items
+        .iter()
+        .fold(hash::hash(0x6c61_796f_7574, &[]), |state, item| {
+            hash::step(state, u64::from(*item))
+        });
     hash::fold32(wide)
 }

@@ -15,3 +15,5 @@ pub(crate) mod pattern;
 pub(crate) mod record;
 pub(crate) mod registers;
 pub(crate) mod table;
+#[cfg(test)]
+mod vectors;

@@ -20,3 +20,6 @@ pub const ECHO: u64 = 3;
 pub const PROGRESS: u64 = 4;
 /// Producer's service to consumer. Word 0: messages sent, so that one which never arrives is noticed.
 pub const SENT: u64 = 5;
+
+/// Lines above: cleared by the peer before a life, so that nothing left in them is taken for a control word.
+pub(crate) const USED_LINES: u64 = SENT + 1;

@@ -13,7 +13,12 @@
 
 #![cfg_attr(
     not(test),
-    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
 )]
 
 use ntb_mem::line::Line;
@@ -28,7 +33,7 @@ use super::{
 use crate::queue::{MAX_RING_LINES, MIN_RING_LINES};
 
 /// Longest name of a channel in bytes.
-pub const NAME_MAX: usize = 32;
+pub(crate) const NAME_MAX: usize = 32;
 
 const CHECK: u8 = 1;
 const SMALLER: u8 = 2;
@@ -77,14 +82,29 @@ impl Entry {
         u64::from(self.first_page) * PAGE_LINES
     }
 
+    /// True when this entry can have been posted in place of `old`, and not before it: within a generation only the pair
+    /// changes and closing is final, so a line that was overtaken by a later one, or that a broken peer changed, is not
+    /// taken in.
+    pub(crate) fn follows(&self, old: &Self) -> bool {
+        if self.generation != old.generation {
+            return !is_older(self.generation, old.generation);
+        }
+        let unchanged = Self {
+            open: self.open,
+            echo: self.echo,
+            key: self.key,
+            ..*old
+        };
+        *self == unchanged && (old.open || !self.open)
+    }
+
     pub(crate) fn encode(&self, direction: u64, slot: u64) -> Line {
         let mut payload = [0; record::PAYLOAD];
         for (word, eight) in payload.iter_mut().zip(self.name.0.chunks_exact(8)) {
             *word = u64::from_le_bytes(eight.try_into().unwrap_or([0; 8]));
         }
         let (tag, start, guard) = self.key.map_or((0, 0, 0), |k| (k.tag(), k.start, k.guard));
-        let flags =
-            if self.check { CHECK } else { 0 } | if self.smaller_if_different { SMALLER } else { 0 };
+        let flags = if self.check { CHECK } else { 0 } | if self.smaller_if_different { SMALLER } else { 0 };
         let [.., memory, pair, shape] = &mut payload;
         *memory = u64::from(self.first_page) | u64::from(start) << 32;
         *pair = u64::from(guard) | u64::from(self.generation) << 32 | u64::from(self.echo) << 48;
@@ -142,7 +162,7 @@ pub(crate) fn digest(last_words: &[u64]) -> u32 {
 }
 
 /// True when generation `a` is older than `b`, across the wrap.
-pub(crate) fn is_older(a: u16, b: u16) -> bool {
+fn is_older(a: u16, b: u16) -> bool {
     a != b && b.wrapping_sub(a) <= u16::MAX >> 1
 }
 
@@ -170,8 +190,17 @@ mod tests {
     fn round_trip_in_its_slot_only() {
         for entry in [
             sample(),
-            Entry { echo: 0, key: None, ..sample() },
-            Entry { open: false, check: false, smaller_if_different: true, ..sample() },
+            Entry {
+                echo: 0,
+                key: None,
+                ..sample()
+            },
+            Entry {
+                open: false,
+                check: false,
+                smaller_if_different: true,
+                ..sample()
+            },
         ] {
             let line = entry.encode(9, 63);
             assert_eq!(Entry::decode(9, 63, &line), Some(entry));
@@ -186,6 +215,29 @@ mod tests {
         assert!(Name::new("a\0b").is_none());
         assert!(Name::new(&"x".repeat(33)).is_none());
         assert_eq!(Name::new(&"x".repeat(32)).unwrap().text(), "x".repeat(32));
+    }
+
+    #[test]
+    fn an_entry_follows_only_what_it_can_replace() {
+        let old = sample();
+        let next = Entry {
+            generation: 4,
+            first_page: 9,
+            ..old
+        };
+        assert!(next.follows(&old) && !old.follows(&next));
+        let closed = Entry { open: false, ..old };
+        assert!(closed.follows(&old) && !old.follows(&closed));
+        assert!(Entry { echo: 9, ..old }.follows(&old));
+        assert!(!Entry { first_page: 9, ..old }.follows(&old));
+        assert!(!Entry { ring_lines: 4, ..old }.follows(&old));
+        assert!(
+            !Entry {
+                name: Name::new("x").unwrap(),
+                ..old
+            }
+            .follows(&old)
+        );
     }
 
     #[test]

@@ -172,7 +172,7 @@ impl ClientMemory {
     }
 
     /// Mappings there are.
-    pub fn len(&self) -> usize {
+    pub fn mappings(&self) -> usize {
         self.maps.len()
     }
 
@@ -287,7 +287,8 @@ fn store(region: &Region, offset: u64, data: &[u8]) {
                     AtomicU32::from_ptr(ptr.cast()).store(u32::from_ne_bytes([a, b, c, d]), order);
                 }
                 [a, b, c, d, e, f, g, h] => {
-                    AtomicU64::from_ptr(ptr.cast()).store(u64::from_ne_bytes([a, b, c, d, e, f, g, h]), order)
+                    AtomicU64::from_ptr(ptr.cast())
+                        .store(u64::from_ne_bytes([a, b, c, d, e, f, g, h]), order);
                 }
                 _ => {}
             }
@@ -416,7 +417,7 @@ mod tests {
         assert_eq!(m.unmap(0x0, 0x10_0000), Ok(0x3000));
         assert_eq!(m.unmap(0x0, 0x10_0000), Ok(0));
         assert_eq!(m.clear(), 0x1000);
-        assert_eq!(m.len(), 0);
+        assert_eq!(m.mappings(), 0);
     }
 
     #[test]

@@ -3,8 +3,8 @@
 //! | module | what |
 //! | --- | --- |
 //! | [`pair`] | two ports, their lock and their clock: the interface |
-//! | `state` | what happens across the link, whatever the family |
-//! | [`family`] | what a family adds; one file each: [`intel_gen4`], [`intel_gen3`], [`amd`], [`epf`] |
+//! | `state`, `cross` | link, interrupts, time; what crosses the link, whatever the family |
+//! | [`mod@family`] | what a family adds; one file each: [`intel_gen4`], [`intel_gen3`], [`amd`], [`epf`] |
 //! | [`config`], [`regfile`] | configuration space; registers with access rules per bit |
 //! | [`dma`] | the hosts' memory by bus address |
 //! | [`irq`] | event descriptors |
@@ -30,6 +30,7 @@
 pub mod account;
 pub mod amd;
 pub mod config;
+mod cross;
 pub mod disturb;
 pub mod dma;
 pub mod epf;

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 
 use super::{
     account::Snapshot,
+    config::CONFIG_BYTES,
     disturb::{Action, Counted, Script, Step},
     dma::DmaAccess,
     family::Family,
@@ -101,10 +102,17 @@ impl Pair {
             stop: Mutex::new(false),
         });
         shared.with(|_| ());
+        let mut bar_bytes = [0; 6];
+        for bar in family.bars(config.window_bytes) {
+            if let Some(bytes) = bar_bytes.get_mut(usize::from(bar.index)) {
+                *bytes = bar.bytes;
+            }
+        }
         let ports = Both::from_fn(|side| {
             Arc::new(Port {
                 shared: Arc::clone(&shared),
                 side,
+                bar_bytes,
             })
         });
         let (watch_stop, stopped) = mpsc::channel();
@@ -186,6 +194,7 @@ fn keep_time(shared: &Shared) {
 pub struct Port {
     shared: Arc<Shared>,
     side: SideId,
+    bar_bytes: [u64; 6],
 }
 
 impl Port {
@@ -200,15 +209,12 @@ impl Port {
 
     /// Bytes of a BAR, 0 when it is not there.
     pub fn bar_bytes(&self, bar: u8) -> u64 {
-        self.with(|s, _| {
-            let bars = s.family.bars(s.window_bytes);
-            bars.iter().find(|b| b.index == bar).map_or(0, |b| b.bytes)
-        })
+        self.bar_bytes.get(usize::from(bar)).copied().unwrap_or(0)
     }
 
     /// Bytes of configuration space.
     pub fn config_bytes(&self) -> u64 {
-        self.with(|s, side| s.sides[side].config.bytes())
+        CONFIG_BYTES as u64
     }
 
     /// Vectors of a kind.
@@ -224,6 +230,27 @@ impl Port {
     /// Stores to configuration space.
     pub fn config_write(&self, offset: u64, data: &[u8]) {
         self.with(|s, side| s.config_write(side, offset, data));
+    }
+
+    /// Configuration space as `lspci -F` reads it, at address 0000:00:00.0 for side A and 0000:01:00.0 for side B.
+    pub fn config_dump(&self) -> String {
+        use std::fmt::Write;
+        let mut bytes = vec![0; CONFIG_BYTES];
+        self.config_read(0, &mut bytes);
+        let bus = match self.side {
+            SideId::A => 0,
+            SideId::B => 1,
+        };
+        let family = self.with(|s, _| s.family.name());
+        let mut text = format!("0000:{bus:02x}:00.0 {family} side {}\n", self.side);
+        for (line, bytes) in bytes.chunks(16).enumerate() {
+            let _ = write!(text, "{:02x}:", line * 16); // a String takes everything
+            for byte in bytes {
+                let _ = write!(text, " {byte:02x}");
+            }
+            text.push('\n');
+        }
+        text
     }
 
     /// Loads from a BAR.

@@ -21,6 +21,7 @@
 
 mod device;
 pub mod listen;
+pub mod script;
 mod session;
 pub mod stream;
 

@@ -199,10 +199,7 @@ impl<'a> Socket<'a> {
                 PollFd::from_borrowed_fd(self.socket, what),
                 PollFd::from_borrowed_fd(self.stop, PollFlags::IN),
             ];
-            let timeout = match deadline {
-                None => None,
-                Some(at) => Some(timespec(at.saturating_duration_since(Instant::now()))),
-            };
+            let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(0) => {
                     return Err(End::Late {

@@ -1,0 +1,355 @@
+//! Where a measurement takes place: the link, the peer, the channel.
+
+use std::{
+    hash::{BuildHasher, Hasher},
+    io::IsTerminal,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ntb_mem::clock::Clock;
+use ntb_ring::{
+    address::Address,
+    channel::{ConnectError, Connection, Options},
+    link::{
+        LinkFacts, LinkKind,
+        select::{self, LinkOptions},
+    },
+    session::{ChannelSpec, SessionState},
+};
+
+use super::{
+    super::{CHANNEL, connect_failure, link_failure},
+    watch::watcher,
+};
+use crate::{
+    cli::ping::{RunArgs, Waiting},
+    environment::{Source, topology},
+    exit::{Exit, Failure},
+    interrupt::Interrupt,
+    ping::{
+        events::{Events, Print},
+        measure::{Hold, Plan, Port},
+        message::{CONTROL_BYTES, Control, Counted},
+        spawn::Peer,
+        station::Station,
+    },
+};
+
+/// Fewest lines of the client's ring: 64 KiB, which stay in a core's own cache.
+const MIN_LINES: u64 = 1024;
+/// Lines of memory beside the ring: session, channel table, control page, room to spare.
+const OTHER_LINES: u64 = 1024;
+/// One step of waiting.
+const STEP: Duration = Duration::from_millis(50);
+/// How long a connected server may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What the server said of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Welcome {
+    pub(super) pid: Option<u32>,
+    pub(super) sleeps: bool,
+}
+
+/// Link, peer and channel.
+#[derive(Debug)]
+pub(super) struct Site {
+    // Dropped in this order: the goodbye is said before an own peer is ended.
+    pub(super) station: Station,
+    pub(super) events: Arc<Events>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) peer: Option<Peer>,
+    pub(super) facts: LinkFacts,
+    pub(super) chosen: String,
+    /// Processors of this end and of the far end.
+    pub(super) cpus: (Option<u32>, Option<u32>),
+    /// Processor that the far end is asked to run on.
+    wish: Option<u32>,
+    pub(super) welcome: Welcome,
+    pub(super) pin_trouble: Option<String>,
+    interrupt: Interrupt,
+    timeout: Duration,
+}
+
+impl Site {
+    /// Opens the link, and starts a peer where nobody named one and the link is one within this machine.
+    #[allow(clippy::print_stdout, reason = "says what was chosen before it measures")]
+    pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
+        let allowed = topology::allowed();
+        let own_peer = args.address.is_none();
+        let cpus = choose(args.cpu, own_peer, &allowed)?;
+        let lines = (2 * (args.size.div_ceil(64) + 1))
+            .next_power_of_two()
+            .max(MIN_LINES);
+        let options = LinkOptions {
+            window_bytes: (lines + OTHER_LINES) * 64,
+            soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
+            ..LinkOptions::default()
+        };
+        let address = args.address.clone().unwrap_or(Address::Auto(None));
+        let opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
+        let facts = opened.link.facts();
+        let peer = if own_peer && facts.kind == LinkKind::Soft {
+            let peer = Peer::start(&facts.address, cpus.1, args.wait).map_err(|e| {
+                Failure::new(
+                    Exit::Limits,
+                    "no-own-peer",
+                    format!("the peer process cannot be started: {e}"),
+                )
+            })?;
+            Some(peer)
+        } else {
+            None
+        };
+        if !args.json {
+            let with = peer.as_ref().map_or(String::new(), |p| {
+                format!("; started its own peer, process {}", p.pid())
+            });
+            println!("link: {}{with}", opened.chosen);
+        }
+        let connection =
+            Connection::open(opened.link, &Options::default()).map_err(|e| connect_failure(&e))?;
+        let connection = Arc::new(connection);
+        let events = Events::watch(Arc::clone(&connection), Print::Trouble)
+            .map_err(|e| Failure::new(Exit::Limits, "no-thread", e.to_string()))?;
+        let events = Arc::new(events);
+        let spec = ChannelSpec {
+            ring_lines: lines,
+            smaller_if_different: true,
+            ..ChannelSpec::default()
+        };
+        let ends = connection
+            .channel(CHANNEL, spec)
+            .map_err(|e| Failure::new(Exit::Limits, "channel", e.to_string()))?;
+        let shared = allowed.len() < 2 || matches!(cpus, (Some(a), Some(b)) if a == b);
+        let largest = usize::try_from(args.size)
+            .unwrap_or(usize::MAX)
+            .max(CONTROL_BYTES);
+        let look = watcher(
+            args,
+            interrupt.clone(),
+            Arc::clone(&connection),
+            Arc::clone(&events),
+        );
+        let station = Station::new(ends, clock, args.wait, !shared, largest, look);
+        Ok(Self {
+            station,
+            events,
+            connection,
+            peer,
+            facts,
+            chosen: opened.chosen,
+            cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
+            wish: if own_peer { None } else { cpus.1 },
+            welcome: Welcome::default(),
+            pin_trouble: (args.wait == Waiting::Spin && shared)
+                .then(|| "both ends spin on one processor: use --wait yield or sleep".to_owned()),
+            interrupt: interrupt.clone(),
+            timeout: args.timeout,
+        })
+    }
+
+    /// Waits for the peer and gets to know it.
+    pub(super) fn meet(&mut self) -> Result<(), Failure> {
+        self.wait_for_peer(self.timeout, Exit::NoPeer)?;
+        self.hello()
+    }
+
+    /// After a loss: waits until the peer is back and tells it what is going on.
+    pub(super) fn recover(&mut self, patience: Duration, plan: &Plan, first: u64) -> Result<(), Failure> {
+        self.wait_for_peer(patience, Exit::LinkLost)?;
+        self.hello()?;
+        self.start(plan, first);
+        Ok(())
+    }
+
+    fn wait_for_peer(&mut self, patience: Duration, exit: Exit) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let mut shown = None;
+        loop {
+            let state = match self.connection.wait_running(STEP) {
+                Ok(_) if self.station.connected(STEP) => return Ok(()),
+                Ok(_) => SessionState::Running,
+                Err(ConnectError::TimedOut { state, .. }) => state,
+                Err(e) => return Err(connect_failure(&e)),
+            };
+            if let Some(why) = self.events.refused() {
+                return Err(Failure::new(
+                    Exit::Mismatch,
+                    "refused",
+                    format!("the peer on {} does not fit: {why}", self.facts.address),
+                ));
+            }
+            let missing = match state {
+                SessionState::Running => "channel: the peer runs but has not opened the channel of ntb-ping",
+                state => state.missing(),
+            };
+            let address = &self.facts.address;
+            if self.interrupt.came() {
+                return Err(Failure::new(
+                    exit,
+                    "interrupted",
+                    format!("interrupted while waiting for the peer on {address}; missing {missing}"),
+                ));
+            }
+            if let Some(how) = self.peer.as_mut().and_then(Peer::ended) {
+                return Err(Failure::new(
+                    exit,
+                    "own-peer-ended",
+                    format!("the peer process that was started for {address} {how}; missing {missing}"),
+                ));
+            }
+            if begun.elapsed() >= patience {
+                let name = if exit == Exit::NoPeer {
+                    "no-peer"
+                } else {
+                    "peer-lost"
+                };
+                return Err(Failure::new(
+                    exit,
+                    name,
+                    format!(
+                        "no peer on {address} within {:.1} s; missing {missing}; start 'ntb-ping serve ADDRESS' at the other end",
+                        patience.as_secs_f64()
+                    ),
+                ));
+            }
+            show_waiting(address, missing, begun, &mut shown);
+        }
+    }
+
+    fn hello(&mut self) -> Result<(), Failure> {
+        let hello = Control::Hello { cpu: self.wish };
+        let silent = |address: &str| {
+            Failure::new(
+                Exit::LinkLost,
+                "no-answer",
+                format!(
+                    "the peer on {address} is connected but does not answer: no 'ntb-ping serve', or its receiving thread has \
+                     stopped"
+                ),
+            )
+        };
+        if self.station.say(&hello.encode(), ANSWER).is_err() {
+            return Err(silent(&self.facts.address));
+        }
+        let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
+            Control::Welcome {
+                pid,
+                cpu,
+                pin_errno,
+                sleeps,
+            } => Some((pid, cpu, pin_errno, sleeps)),
+            _ => None,
+        });
+        let Some((pid, cpu, pin_errno, sleeps)) = answer else {
+            return Err(silent(&self.facts.address));
+        };
+        self.welcome = Welcome {
+            pid: Some(pid),
+            sleeps,
+        };
+        self.cpus.1 = cpu;
+        if let (Some(wish), true) = (self.wish, pin_errno != 0) {
+            let errno = std::io::Error::from_raw_os_error(pin_errno.cast_signed());
+            self.pin_trouble = Some(format!(
+                "the far end could not be pinned to processor {wish}: {errno}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Announces the messages that follow. A link that is down shows at the first of them.
+    pub(super) fn start(&mut self, plan: &Plan, first: u64) {
+        let start = Control::Start {
+            size: plan.size as u64,
+            first,
+            kind: plan.kind,
+        };
+        let _ = self.station.say(&start.encode(), ANSWER);
+    }
+
+    /// Says that this was all, and hears what the far end counted.
+    pub(super) fn finish(&mut self, patience: Duration) -> Option<Counted> {
+        self.station.say(&Control::End.encode(), patience).ok()?;
+        self.hear(patience, |control| match control {
+            Control::Report(counted) => Some(counted),
+            _ => None,
+        })
+    }
+
+    /// Waits for a message of the agreement that `wanted` takes.
+    fn hear<T>(&mut self, patience: Duration, wanted: impl Fn(Control) -> Option<T>) -> Option<T> {
+        let begun = Instant::now();
+        let mut inbox = [0; CONTROL_BYTES];
+        let mut long = Vec::new();
+        while begun.elapsed() < patience {
+            self.station.sleep(STEP.min(patience));
+            let received = match self.station.try_recv(&mut inbox) {
+                Err(Hold::Broken(_)) => {
+                    // A late reply that is longer: it has to be taken to get at what follows.
+                    long.resize(crate::cli::ping::LARGEST_SIZE as usize, 0);
+                    let _ = self.station.try_recv(&mut long);
+                    continue;
+                }
+                Err(Hold::Down) => return None,
+                Err(Hold::NotNow) if self.interrupt.came() && begun.elapsed() > STEP => return None,
+                Err(Hold::NotNow) => continue,
+                Ok(len) => inbox.get(..len).and_then(Control::decode),
+            };
+            if let Some(found) = received.and_then(&wanted) {
+                return Some(found);
+            }
+        }
+        None
+    }
+}
+
+/// Which processors the two ends run on.
+fn choose(
+    wish: Option<(u32, Option<u32>)>,
+    own_peer: bool,
+    allowed: &[u32],
+) -> Result<(Option<u32>, Option<u32>), Failure> {
+    let check = |cpu: u32| {
+        if allowed.contains(&cpu) {
+            return Ok(cpu);
+        }
+        Err(Failure::new(
+            Exit::Usage,
+            "no-such-processor",
+            format!(
+                "--cpu: processor {cpu} is not among those this process may run on; allowed: {allowed:?}"
+            ),
+        ))
+    };
+    let topology = Source::default().topology();
+    match (wish, own_peer) {
+        (None, true) => Ok(topology
+            .best_pair(allowed)
+            .map_or((None, None), |(a, b)| (Some(a), Some(b)))),
+        (None, false) => Ok((None, None)),
+        (Some((a, None)), true) => Ok((Some(check(a)?), Some(topology.partner(a, allowed)))),
+        (Some((a, b)), false) => Ok((Some(check(a)?), b)),
+        (Some((a, Some(b))), true) => Ok((Some(check(a)?), Some(check(b)?))),
+    }
+}
+
+fn random() -> u64 {
+    // Seeded by the operating system for each state.
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+#[allow(
+    clippy::print_stderr,
+    reason = "tells a person at a terminal what is waited for"
+)]
+fn show_waiting(address: &str, missing: &'static str, begun: Instant, shown: &mut Option<&'static str>) {
+    if begun.elapsed() < Duration::from_secs(1) || *shown == Some(missing) || !std::io::stderr().is_terminal()
+    {
+        return;
+    }
+    *shown = Some(missing);
+    eprintln!("waiting for the peer on {address}; missing {missing}");
+}

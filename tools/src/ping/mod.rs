@@ -1,0 +1,66 @@
+//! `ntb-ping`: round trips over a link, measured so that they can be believed.
+
+pub mod client;
+pub mod diagnose;
+pub mod events;
+pub mod measure;
+pub mod message;
+pub mod server;
+pub mod spawn;
+pub mod station;
+
+use std::ffi::OsString;
+
+use ntb_ring::{channel::ConnectError, link::LinkError};
+
+use crate::{
+    cli::{
+        self, Answer,
+        ping::{Command, RANGES, Sub},
+    },
+    environment::topology::Pinned,
+    exit::{Exit, Failure},
+    floor,
+};
+
+/// Name of the channel.
+const CHANNEL: &str = "ntb-ping";
+
+/// The whole program: parses, runs, prints. The exit code is returned.
+#[allow(clippy::print_stdout, clippy::print_stderr, reason = "this is the program")]
+pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
+    let command: Command = match cli::parse(args, RANGES) {
+        Ok(command) => command,
+        Err(Answer::Text(text)) => {
+            print!("{text}");
+            return Exit::Good;
+        }
+        Err(Answer::Wrong(failure)) => {
+            eprintln!("ntb-ping: {failure}");
+            return failure.exit;
+        }
+    };
+    let result = match &command.sub {
+        None => client::run(&command.run),
+        Some(Sub::Serve(args)) => server::serve(args),
+        Some(Sub::FloorPeer(args)) => {
+            server::end_with(args.parent);
+            let _pinned = args.cpu.and_then(|(cpu, _)| Pinned::to(cpu).ok());
+            floor::serve()
+                .map(|()| Exit::Good)
+                .map_err(|e| Failure::new(Exit::Limits, "floor", e.to_string()))
+        }
+    };
+    result.unwrap_or_else(|failure| {
+        eprintln!("ntb-ping: {}: {failure}", failure.name);
+        failure.exit
+    })
+}
+
+fn link_failure(e: &LinkError) -> Failure {
+    Failure::new(Exit::from_class(e.exit), e.name, e.to_string())
+}
+
+fn connect_failure(e: &ConnectError) -> Failure {
+    Failure::new(Exit::from_class(e.exit()), e.name(), e.to_string())
+}
