@@ -6,8 +6,8 @@
 //! | `movdir64b` | one direct store of 64 bytes; fence between messages | ordered |
 //! | `uncached-8` | eight stores of 8 bytes | relaxed |
 //! | `write-back` | plain stores to plain memory behind a software device | ordered |
-//! | `trapped-64` | one write of the emulated window | ordered: the emulator stores ascending |
-//! | `trapped-8` | eight writes of the emulated window | relaxed, as the stores that it stands for |
+//! | `trapped-64` | one write of the emulated window | relaxed: an emulator may hold part of a line back, as a combining buffer does, and sees no fence |
+//! | `trapped-8` | eight writes of the emulated window | relaxed |
 
 #![allow(unsafe_code, reason = "stores to device memory by address")]
 
@@ -88,8 +88,8 @@ impl Method {
 
     pub(super) fn order(self) -> Order {
         match self {
-            Self::Combined(Width::Bytes64) | Self::Direct | Self::WriteBack | Self::Trapped64 => Order::Ordered,
-            Self::Combined(Width::Bytes8) | Self::Uncached8 | Self::Trapped8 => Order::Relaxed,
+            Self::Combined(Width::Bytes64) | Self::Direct | Self::WriteBack => Order::Ordered,
+            Self::Combined(Width::Bytes8) | Self::Uncached8 | Self::Trapped64 | Self::Trapped8 => Order::Relaxed,
         }
     }
 }
@@ -394,9 +394,9 @@ mod tests {
             (Mapped(Uncached), ALL, Uncached8, Ok(("uncached-8", Relaxed))),
             (Mapped(Uncached), ALL, wc, Err(NOT)),
             (Mapped(WriteBack), NONE, Auto, Ok(("write-back", Ordered))),
-            (Trapped, NONE, Auto, Ok(("trapped-64", Ordered))),
-            (Trapped, NONE, wc, Ok(("trapped-64", Ordered))),
-            (Trapped, NONE, Movdir64b, Ok(("trapped-64", Ordered))),
+            (Trapped, NONE, Auto, Ok(("trapped-64", Relaxed))),
+            (Trapped, NONE, wc, Ok(("trapped-64", Relaxed))),
+            (Trapped, NONE, Movdir64b, Ok(("trapped-64", Relaxed))),
             (Trapped, ALL, Uncached8, Ok(("trapped-8", Relaxed))),
         ] {
             assert_eq!(chosen(kind, cpu, wish), expected, "{kind} {cpu:?} {wish:?}");

@@ -45,23 +45,23 @@ impl Health {
         self.rate = None;
     }
 
-    /// What is new.
-    pub(super) fn look(&mut self, function: &dyn PciFunction, rate: LinkRate, now: Instant) -> Vec<LinkEvent> {
-        let now_rate = WireRate {
+    /// The rate as it is now; told when it is another than before.
+    pub(super) fn rate(&mut self, rate: LinkRate) -> Option<LinkEvent> {
+        let now = WireRate {
             generation: rate.generation,
             lanes: rate.lanes,
         };
-        let mut news = Vec::new();
-        if let Some(before) = self.rate.replace(now_rate)
-            && before != now_rate
-        {
-            news.push(LinkEvent::Rate { before, now: now_rate });
+        let before = self.rate.replace(now)?;
+        (before != now).then_some(LinkEvent::Rate { before, now })
+    }
+
+    /// Errors since the last look, when it is time for one.
+    pub(super) fn errors(&mut self, function: &dyn PciFunction, now: Instant) -> Option<LinkEvent> {
+        if now < self.next {
+            return None;
         }
-        if now >= self.next {
-            self.next = now + ERRORS_EVERY;
-            news.extend(self.take_errors(function));
-        }
-        news
+        self.next = now + ERRORS_EVERY;
+        self.take_errors(function)
     }
 
     /// Reads and clears the error bits. A register that cannot be read, or reads all ones, says nothing.

@@ -46,7 +46,7 @@ use std::{
 
 use ntb::{
     address::{OpenOptions, PortAddress},
-    hw::{self, LinkReport, NtbError, NtbPort},
+    hw::{self, Family, LinkReport, NtbError, NtbPort},
     pci::{DmaSpace, config},
 };
 use ntb_mem::{
@@ -216,23 +216,41 @@ impl NtbLink {
     /// Looks at the device when there is news or it is time to.
     fn look(&mut self, now: Instant) {
         let Some(device) = &self.device else { return };
-        let news = self.suspect.take()
-            || now >= self.next_look
-            || sleep_on(&[device.port.link_event()], Duration::ZERO);
-        if !news {
+        let news = self.suspect.take() || sleep_on(&[device.port.link_event()], Duration::ZERO);
+        if !news && now < self.next_look {
             return;
         }
-        match device.port.take_link_report().and_then(|report| {
-            device.is_as_started()?;
-            Ok(report)
-        }) {
+        let report = match device.is_as_started() {
+            Ok(()) if news || !(self.is_up() && looks_across(device.port.family())) => {
+                device.port.take_link_report().map(Some)
+            }
+            Ok(()) => Ok(None),
+            Err(e) => Err(e),
+        };
+        match report {
             Ok(report) => self.take_report(report, now),
             Err(e) => self.lose_device(&e, now),
         }
         self.next_look = now + if self.is_up() { LOOK_UP } else { LOOK_DOWN };
     }
 
-    fn take_report(&mut self, report: LinkReport, now: Instant) {
+    fn take_report(&mut self, report: Option<LinkReport>, now: Instant) {
+        if let Some(report) = report {
+            self.take_state(report, now);
+        }
+        let Some(device) = &mut self.device else { return };
+        let function = &**device.port.function();
+        let rate = match report.map(|report| report.state) {
+            Some(hw::LinkState::Up(rate)) => Some(rate),
+            Some(hw::LinkState::Down) => None,
+            None => config::pcie_link(function).ok().flatten().and_then(|link| link.current),
+        };
+        let changed = rate.and_then(|rate| device.health.rate(rate));
+        let errors = device.health.errors(function, now);
+        changed.into_iter().chain(errors).for_each(|event| self.tell(event));
+    }
+
+    fn take_state(&mut self, report: LinkReport, now: Instant) {
         let up = report.state.is_up();
         let changed = report.interrupts > 0 || report.peer_left;
         if self.is_up() && (changed || !up) {
@@ -246,10 +264,6 @@ impl NtbLink {
             Phase::Down | Phase::Settling { .. } => Phase::Settling { since: now },
             other => other,
         };
-        if let (hw::LinkState::Up(rate), Some(device)) = (report.state, &mut self.device) {
-            let event = device.health.look(&**device.port.function(), rate, now);
-            event.into_iter().for_each(|event| self.tell(event));
-        }
     }
 
     /// Ends this life of the link.
@@ -399,6 +413,12 @@ impl NtbLink {
             Phase::Down | Phase::Set => self.next_look,
         }
     }
+}
+
+/// Whether the register that tells of the link is the peer's. Then it is not read while the link is up, so that no load
+/// crosses the link: interrupts tell of changes, and heartbeats of a wire that has died without one.
+fn looks_across(family: Family) -> bool {
+    matches!(family, Family::Amd { .. })
 }
 
 impl Device {
