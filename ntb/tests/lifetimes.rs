@@ -2,7 +2,7 @@
 
 mod spr_pair;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ntb::{
     conformance::{PortFixture, Ports},
@@ -369,5 +369,64 @@ proptest! {
         let fake = Fake::new(config, Random { state: seed, plain, memory: Default::default() });
         let _ = life(&fake);
         prop_assert!(fake.mappings().is_empty());
+    }
+}
+
+/// A device whose posted writes arrive with the next read, as on a bus.
+#[derive(Default)]
+struct Posted {
+    status: u64,
+    on_its_way: Vec<u64>,
+    memory: std::collections::BTreeMap<u64, u64>,
+}
+
+struct Shared(Arc<Mutex<Posted>>);
+
+impl Model for Shared {
+    fn read(&mut self, _: Bar, offset: u64, _: u32) -> u64 {
+        let mut this = self.0.lock().unwrap();
+        for bits in std::mem::take(&mut this.on_its_way) {
+            this.status &= !bits;
+        }
+        match offset as u32 {
+            at if at == PPD1.offset() => SPR_PPD1_B2B_USD.into(),
+            at if at == IM_INT_STATUS.offset() => this.status,
+            _ => *this.memory.get(&offset).unwrap_or(&0),
+        }
+    }
+
+    fn write(&mut self, _: Bar, offset: u64, _: u32, value: u64) {
+        let mut this = self.0.lock().unwrap();
+        if offset as u32 == IM_INT_STATUS.offset() {
+            this.on_its_way.push(value);
+        } else {
+            this.memory.insert(offset, value);
+        }
+    }
+}
+
+#[test]
+fn a_doorbell_that_rings_right_after_a_clear_is_not_lost() {
+    for take in [true, false] {
+        let device = Arc::new(Mutex::new(Posted::default()));
+        let config = FakeConfig::new("posted", 0x8086, 0x347E)
+            .revision(0x10)
+            .bar(Bar::B0, BAR0_BYTES)
+            .bar(Bar::B2, 1 << 20)
+            .bar(Bar::B4, 1 << 20)
+            .vectors(33);
+        let port = open(&Fake::new(config, Shared(Arc::clone(&device)))).unwrap();
+        device.lock().unwrap().status = 1;
+        if take {
+            assert_eq!(port.take_doorbells(1).unwrap(), 1);
+        } else {
+            port.clear_doorbells(1).unwrap();
+        }
+        device.lock().unwrap().status = 1;
+        assert_eq!(
+            port.doorbells().unwrap(),
+            1,
+            "the clear took the next doorbell along"
+        );
     }
 }

@@ -4,6 +4,8 @@
 
 #![allow(clippy::print_stdout, reason = "the result goes to standard output")]
 
+mod count;
+mod faults;
 mod hostile;
 mod kill;
 mod leftovers;
@@ -26,6 +28,10 @@ struct Cli {
 enum Command {
     /// Kill either side at random instants under full two-way traffic, restart it, in either order.
     Kill(kill::Args),
+    /// Traffic through an engine that delays, reorders, tears and drops, with link losses and scribbles.
+    Faults(faults::Args),
+    /// Counts what leaves a write-combining buffer per message.
+    Count(count::Args),
     /// A peer that writes random bytes over all memory and into the socket.
     Hostile(hostile::Args),
     /// One side of the kill campaign (started by it).
@@ -39,6 +45,8 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Kill(args) => kill::run(&args),
+        Command::Faults(args) => faults::run(&args),
+        Command::Count(args) => count::run(&args),
         Command::Hostile(args) => hostile::run(&args),
         Command::KillSide(args) => return kill::side(&args),
         Command::HostileVictim(args) => return hostile::victim(&args),

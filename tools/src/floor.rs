@@ -125,20 +125,21 @@ pub fn respond(memory: &View, mut slow: impl FnMut() -> bool) {
     }
 }
 
-/// Measures against [`respond`] on the same memory, and stops it. `None` when it does not answer.
-pub fn initiate(memory: &View, clock: Clock) -> Option<Floor> {
+/// Measures against [`respond`] on the same memory, and stops it. `None` when it does not answer, or when `slow`, called
+/// after many empty polls, returns false.
+pub fn initiate(memory: &View, clock: Clock, slow: impl FnMut() -> bool) -> Option<Floor> {
     let stop = Line::new(memory, STOP)?;
-    let floor = measure_rounds(memory, clock);
+    let floor = measure_rounds(memory, clock, slow);
     stop.word(0).store(1, Ordering::Relaxed);
     floor
 }
 
-fn measure_rounds(memory: &View, clock: Clock) -> Option<Floor> {
+fn measure_rounds(memory: &View, clock: Clock, mut go_on: impl FnMut() -> bool) -> Option<Floor> {
     let (request, reply) = (Line::new(memory, REQUEST)?, Line::new(memory, REPLY)?);
     let deadline = Instant::now() + DEADLINE;
     let mut slow = || {
         std::thread::yield_now();
-        Instant::now() < deadline
+        Instant::now() < deadline && go_on()
     };
     let mut round = 0;
     let mut exchange = || {
@@ -185,8 +186,12 @@ fn measure_rounds(memory: &View, clock: Clock) -> Option<Floor> {
 }
 
 /// Measures between this thread, wherever it runs, and a process started for it: the running program again, with the
-/// arguments `floor-peer --parent PID [--cpu B]`, which must lead to [`serve`].
-pub fn between_processes(peer_cpu: Option<u32>, clock: Clock) -> io::Result<Floor> {
+/// arguments `floor-peer --parent PID [--cpu B]`, which must lead to [`serve`]. Given up when `go_on` returns false.
+pub fn between_processes(
+    peer_cpu: Option<u32>,
+    clock: Clock,
+    go_on: impl FnMut() -> bool,
+) -> io::Result<Floor> {
     let region = Region::allocate(BYTES, Pages::Normal).map_err(io::Error::other)?;
     let memory: OwnedFd = region.descriptor().try_clone_to_owned()?;
     let mut command = Command::new("/proc/self/exe");
@@ -199,7 +204,7 @@ pub fn between_processes(peer_cpu: Option<u32>, clock: Clock) -> io::Result<Floo
         command.args(["--cpu", &cpu.to_string()]);
     }
     let child = Reaped(command.spawn()?);
-    let floor = initiate(&Arc::new(region).view(), clock);
+    let floor = initiate(&Arc::new(region).view(), clock, go_on);
     drop(child);
     floor.ok_or_else(|| {
         io::Error::new(
@@ -236,7 +241,7 @@ mod tests {
         let memory = Arc::new(Region::allocate(BYTES, Pages::Normal).unwrap()).view();
         let other = memory.clone();
         let peer = std::thread::spawn(move || respond(&other, || true));
-        let floor = initiate(&memory, Clock::set_up().0).unwrap();
+        let floor = initiate(&memory, Clock::set_up().0, || true).unwrap();
         peer.join().unwrap();
         assert!(
             floor.p50_ns > 0 && floor.mean_ns > 0.0 && floor.rounds >= 1000,
@@ -255,7 +260,7 @@ mod tests {
     fn memory_that_is_too_small_is_refused() {
         let region = Arc::new(Region::allocate(BYTES, Pages::Normal).unwrap());
         let small = region.view().part(0, 4).unwrap();
-        assert_eq!(initiate(&small, Clock::system("test").0), None);
+        assert_eq!(initiate(&small, Clock::system("test").0, || true), None);
         respond(&small, || true);
     }
 }

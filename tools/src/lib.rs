@@ -8,7 +8,7 @@
 //! - [`noise`]: what the operating system took from a thread while it measured.
 //! - [`environment`]: facts of the machine that change results.
 //! - [`report`]: one structure, printed as text or as JSON.
-//! - [`ping`]: `ntb-ping`.
+//! - [`ping`]: the program `ntb-ping`, which `bin/ntb-ping.rs` only calls.
 
 pub mod cli;
 pub mod environment;

@@ -248,7 +248,7 @@ impl NtbPort for Amd {
 
     fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
-        Ok(self.regs.clear(r::DBSTAT, bits as u16)?)
+        self.regs.clear_now(r::DBSTAT, bits as u16, r::SIDEINFO)
     }
 
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {

@@ -249,7 +249,7 @@ impl NtbPort for IntelGen3 {
 
     fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
-        Ok(self.regs.clear(r::IM_INT_STATUS, bits)?)
+        self.regs.clear_now(r::IM_INT_STATUS, bits, r::NTBCNTL)
     }
 
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {

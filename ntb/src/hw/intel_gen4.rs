@@ -262,7 +262,7 @@ impl NtbPort for IntelGen4 {
 
     fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
-        Ok(self.regs.clear(r::IM_INT_STATUS, bits)?)
+        self.regs.clear_now(r::IM_INT_STATUS, bits, r::PPD1)
     }
 
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {

@@ -152,7 +152,8 @@ pub trait NtbPort: Send + Sync + fmt::Debug {
     /// Own doorbells that are set, masked ones included.
     fn doorbells(&self) -> Result<u64, NtbError>;
 
-    /// Clears own doorbells. Whoever waits on memory must look at it again after this.
+    /// Clears own doorbells, and returns when the device has done it. Whoever waits on memory must look at it again
+    /// after this: then no doorbell is lost.
     fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError>;
 
     /// Keeps these doorbells from raising the event.

@@ -8,13 +8,15 @@ use memmap2::{MmapOptions, MmapRaw};
 use ntb_mem::region::Region;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::{Area, Areas, Bar, CacheType, PciError};
+use super::{Area, Areas, Bar, CacheType, PciError, fault::Guarded};
 use crate::hw::regs::Width;
 
 /// One contiguous mapped area of a BAR.
 pub struct MappedArea {
     area: Area,
     pointer: *mut u8,
+    // Fields drop in order: the guard before the mapping.
+    guard: Guarded,
     map: MmapRaw,
 }
 
@@ -32,6 +34,7 @@ impl MappedArea {
                 bytes: map.len() as u64,
             },
             pointer: map.as_mut_ptr(),
+            guard: Guarded::new(map.as_mut_ptr(), map.len()),
             map,
         }
     }
@@ -120,6 +123,15 @@ impl BarMap {
     /// The mapped areas.
     pub fn areas(&self) -> Vec<Area> {
         self.areas.iter().map(|a| a.area).collect()
+    }
+
+    /// Whether the kernel has taken the mapping away under an access: the device is gone, loads give all ones, and
+    /// stores land nowhere.
+    pub fn lost(&self) -> bool {
+        self.areas
+            .iter()
+            .map(|a| &a.guard)
+            .any(Guarded::lost)
     }
 
     /// Address of `bytes` bytes from `offset`, if they lie in one mapped area; [`PciError::Hole`] otherwise.

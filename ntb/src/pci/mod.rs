@@ -13,6 +13,7 @@ mod dma;
 mod error;
 mod event;
 pub mod fake;
+mod fault;
 pub mod iova;
 pub mod machine;
 mod open_error;

@@ -9,15 +9,12 @@
 //! Sources: Intel SDM volume 3, "Write Combining" (a partly filled buffer leaves as one write per 8-byte chunk); overhead
 //! of a memory write with 64-bit addresses: 24 bytes (PCIe base specification: 2 framing, 6 data link, 16 header).
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-};
+use std::{collections::HashMap, sync::Arc};
 
-use ntb_mem::line::{LINE_BYTES, LINE_WORDS, Line};
+use ntb_mem::{
+    line::{LINE_BYTES, LINE_WORDS, Line},
+    sync::{AtomicU64, Ordering::Relaxed},
+};
 
 use super::{
     EngineHook,

@@ -129,6 +129,21 @@ pub enum LinkEvent {
     },
 }
 
+impl std::fmt::Display for LinkEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Rate { before, now } => write!(f, "{now}; until now {before}"),
+            Self::Errors {
+                correctable,
+                uncorrectable,
+            } => write!(f, "correctable {correctable:#x}, uncorrectable {uncorrectable:#x}"),
+            Self::DeviceGone { why } => f.write_str(why),
+            Self::DeviceBack => f.write_str("started anew"),
+            Self::WindowsRefused { why } => f.write_str(why),
+        }
+    }
+}
+
 impl LinkEvent {
     /// The stable name.
     pub fn name(&self) -> &'static str {

@@ -316,6 +316,13 @@ mod tests {
         );
         assert!(some.chosen.contains("mlx5_0"), "{}", some.chosen);
         assert!(!some.chosen.contains('\n'));
+
+        let named = LinkOptions {
+            soft_name: format!("auto-named-{}", std::process::id()),
+            ..sysfs.options()
+        };
+        let own = open(&parse("auto"), &named).unwrap();
+        assert_eq!(own.link.facts().address, format!("soft:{}", named.soft_name));
     }
 
     #[test]

@@ -96,3 +96,80 @@ impl<L: Link + ?Sized> Link for Box<L> {
         (**self).outbound()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{
+        combining::{Combining, CombiningOptions, StorePath},
+        conformance::Rig,
+        faults::{FaultOptions, Faults},
+        pair::{PairControl, PairOptions, pair},
+    };
+
+    /// A pair under hooks, by way of trait objects.
+    struct Hooked(Wrapped<Box<dyn Link>>, Wrapped<Box<dyn Link>>, PairControl);
+
+    impl Hooked {
+        fn new(hook: impl Fn(Order) -> (Order, EngineHook)) -> Self {
+            let options = PairOptions {
+                window_bytes: 1 << 16,
+                ..PairOptions::default()
+            };
+            let (a, b) = pair(&options).unwrap();
+            let control = a.control();
+            let wrap = |link: Box<dyn Link>| {
+                let (order, hook) = hook(link.order());
+                Wrapped::new(link, order, hook)
+            };
+            Self(wrap(Box::new(a)), wrap(Box::new(b)), control)
+        }
+    }
+
+    impl Rig for Hooked {
+        fn near(&mut self) -> &mut dyn Link {
+            &mut self.0
+        }
+        fn far(&mut self) -> Option<&mut dyn Link> {
+            Some(&mut self.1)
+        }
+        fn lose(&mut self) {
+            self.2.cut();
+        }
+        fn restore(&mut self) {
+            self.2.restore().unwrap();
+        }
+    }
+
+    mod combining {
+        use super::*;
+
+        fn rig() -> Hooked {
+            let model = Combining::new(CombiningOptions {
+                early_eviction: 100_000,
+                ..CombiningOptions::new(StorePath::Combining8, 3)
+            });
+            Hooked::new(|inner| (model.order(inner), model.hook()))
+        }
+        crate::link_conformance!(rig());
+    }
+
+    mod faults {
+        use super::*;
+
+        fn rig() -> Hooked {
+            let options = FaultOptions {
+                seed: 4,
+                keep_order: true,
+                hold: 300_000,
+                split: 300_000,
+                ..FaultOptions::default()
+            };
+            Hooked::new(|inner| {
+                let faults = Faults::new(options.clone());
+                (faults.order(inner), faults.hook())
+            })
+        }
+        crate::link_conformance!(rig());
+    }
+}

@@ -30,7 +30,9 @@ mod clock;
 mod fuzz;
 mod greeting;
 mod life;
+mod lives;
 mod random;
+mod telling;
 mod types;
 
 #[cfg(test)]
@@ -39,7 +41,7 @@ mod tests;
 use std::time::Duration;
 
 use channels::{Channels, Context};
-use clock::{Earliest, Retry};
+use clock::Retry;
 use greeting::Own;
 use life::{Life, Step};
 use random::Random;
@@ -50,7 +52,7 @@ use crate::{
         identity::Identity,
         layout::MIN_WINDOW_LINES,
         page::PAGE_LINES,
-        registers::{Ended, Phase, Report},
+        registers::{Ended, Report},
     },
 };
 
@@ -250,100 +252,6 @@ impl Session {
         }
     }
 
-    /// A goodbye counts even when the link goes down with it.
-    fn hear_goodbye(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
-        let closed = |life: &Life| life.is_closed_by_beat(inputs.inbound);
-        if self.life.as_ref().is_some_and(closed) {
-            self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
-        }
-    }
-
-    fn look_at_link(&mut self, now: Duration, link: LinkStatus, actions: &mut Vec<Action>) {
-        let before = *self.link.get_or_insert(link);
-        let losses = link.losses.saturating_sub(before.losses);
-        // Where the transport has not counted the loss yet, the life ends all the same and the event follows.
-        if losses > 0 || self.windows && link.state < LinkState::WindowsSet && self.life.is_some() {
-            self.end_life(now, CloseReason::LinkLost, Ended::LinkLost, actions);
-            self.seen = None;
-            self.written = None;
-            self.after = Some(SessionState::LinkLost);
-            self.change_state(now, SessionState::LinkLost, actions);
-        }
-        if losses > 0 {
-            actions.push(Action::Event(Event::LinkLost { losses }));
-        }
-        if link.state > LinkState::CableDown && self.after == Some(SessionState::LinkLost) {
-            self.after = None;
-        }
-        self.link = Some(link);
-    }
-
-    fn look_at_registers(
-        &mut self,
-        now: Duration,
-        report: Report,
-        inputs: &Inputs<'_>,
-        actions: &mut Vec<Action>,
-    ) {
-        if report.who.incarnation == self.me.incarnation {
-            return; // this side's own registers, come back
-        }
-        let echoed = report.echo == self.me.echo();
-        if let Some(peer) = self.life.as_ref().map(Life::peer) {
-            if report.who == peer {
-                if report.phase == Phase::Closed {
-                    return self.end_gone(now, CloseReason::ClosedByPeer, Ended::None, actions);
-                }
-                let step = step(now, self.windows, inputs, &self.config, &self.own);
-                if let Some(life) = &mut self.life {
-                    life.report(report, step, actions);
-                }
-                return;
-            }
-            if !echoed || report.who.is_before(peer) {
-                return; // somebody else's, or left over
-            }
-            if report.who.incarnation == peer.incarnation {
-                let reason = match report.ended {
-                    Ended::LinkLost => CloseReason::LinkLost,
-                    Ended::Corrupt => CloseReason::Corrupt,
-                    Ended::PeerGone | Ended::None => CloseReason::PeerGone,
-                };
-                self.end_gone(now, reason, Ended::None, actions);
-            } else {
-                self.end_life(now, CloseReason::PeerRestarted, Ended::None, actions);
-                self.tell_restart(report.who.incarnation, actions);
-            }
-        }
-        if report.phase == Phase::Closed {
-            self.seen = self.seen.filter(|seen| *seen != report.who);
-            return;
-        }
-        if self.seen.is_some_and(|seen| report.who.is_before(seen)) {
-            return;
-        }
-        self.seen = Some(report.who);
-        if report.echo == self.me.echo() {
-            self.begin_life(now, report, actions);
-        }
-    }
-
-    fn begin_life(&mut self, now: Duration, report: Report, actions: &mut Vec<Action>) {
-        self.tell_restart(report.who.incarnation, actions);
-        self.after = None;
-        let mut life = Life::new(self.me, report, now, self.config.retry_interval);
-        life.compare_versions(&self.own, actions);
-        self.life = Some(life);
-    }
-
-    fn tell_restart(&mut self, new: u64, actions: &mut Vec<Action>) {
-        if let Some(old) = self.last_peer.replace(new)
-            && old != new
-        {
-            actions.push(Action::Event(Event::PeerRestarted { old, new }));
-        }
-    }
-
     /// Takes in what the peer has stored, and gives it up when that was nothing for too long.
     fn listen(&mut self, now: Duration, inputs: &Inputs<'_>, actions: &mut Vec<Action>) {
         let step = step(now, self.windows, inputs, &self.config, &self.own);
@@ -386,132 +294,6 @@ impl Session {
                 .step(context, inputs.inbound, &mut self.random, actions);
         }
         life.speak(step, self.channels.taken_digest(), actions) || urgent
-    }
-
-    fn end_corrupt(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        // Whoever has run well for a while starts over with the shortest hold.
-        if now.saturating_sub(self.running_since) > HOLD_MAX {
-            self.hold = HOLD_MIN;
-        }
-        self.hold_until = now.saturating_add(self.hold);
-        self.hold = self.hold.saturating_mul(2).min(HOLD_MAX);
-        self.end_gone(now, CloseReason::Corrupt, Ended::Corrupt, actions);
-    }
-
-    /// Ends the life because of the peer.
-    fn end_gone(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
-        self.end_life(now, reason, ended, actions);
-        self.after = Some(SessionState::PeerGone);
-        self.change_state(now, SessionState::PeerGone, actions);
-        actions.push(Action::Event(Event::PeerGone(reason)));
-    }
-
-    fn end_life(&mut self, now: Duration, reason: CloseReason, ended: Ended, actions: &mut Vec<Action>) {
-        let drained_by = now.saturating_add(self.config.drain_timeout);
-        self.channels.end_life(reason, drained_by, actions);
-        if let Some(life) = self.life.take() {
-            self.last_peer = Some(life.peer().incarnation);
-            self.seen = Some(life.peer());
-        }
-        self.me = self.me.next();
-        self.ended = ended;
-        self.ready = false;
-        self.corrupt = false;
-    }
-
-    fn current_state(&self) -> SessionState {
-        match (&self.life, self.after, self.link.map(|link| link.state)) {
-            (Some(life), ..) => life.state(self.windows),
-            (None, Some(after), _) => after,
-            (None, None, None | Some(LinkState::CableDown)) => SessionState::CableDown,
-            (None, None, _) => SessionState::CableUp,
-        }
-    }
-
-    /// States that come with an event of their own are not told twice.
-    fn change_state(&mut self, now: Duration, state: SessionState, actions: &mut Vec<Action>) {
-        if state == self.state {
-            return;
-        }
-        self.state = state;
-        self.waiting_due = now.saturating_add(WAITING_EVERY);
-        match state {
-            SessionState::Running
-            | SessionState::PeerGone
-            | SessionState::LinkLost
-            | SessionState::Refused => {}
-            _ => actions.push(Action::Event(Event::State(state))),
-        }
-    }
-
-    fn is_settled(&self) -> bool {
-        matches!(self.state, SessionState::Running | SessionState::Refused)
-    }
-
-    fn remind(&mut self, now: Duration, actions: &mut Vec<Action>) {
-        if self.waiting_due == Duration::ZERO {
-            self.waiting_due = now.saturating_add(WAITING_EVERY);
-        }
-        if !self.is_settled() && now >= self.waiting_due {
-            self.waiting_due = now.saturating_add(WAITING_EVERY);
-            actions.push(Action::Event(Event::Waiting(self.state)));
-        }
-    }
-
-    fn registers(&self) -> Report {
-        let seen = self.life.as_ref().map(Life::peer).or(self.seen);
-        let (pattern, found) = self.life.as_ref().map_or((0, 0), Life::patterns);
-        Report {
-            versions: self.own.versions,
-            who: self.me,
-            phase: match (self.closed, self.ready) {
-                (true, _) => Phase::Closed,
-                (false, true) => Phase::Ready,
-                (false, false) => Phase::Waiting,
-            },
-            ended: self.ended,
-            echo: seen.map_or(0, Identity::echo),
-            pages: u32::try_from(self.own.window_lines / PAGE_LINES).unwrap_or(u32::MAX),
-            pattern,
-            found,
-        }
-    }
-
-    fn write_registers(&mut self, now: Duration, actions: &mut Vec<Action>) -> bool {
-        if self.link.is_none_or(|link| link.state == LinkState::CableDown) {
-            self.written = None;
-            return false;
-        }
-        let registers = self.registers().encode();
-        if self.written != Some(registers) {
-            self.written = Some(registers);
-            self.announce.restart();
-        }
-        if !self.announce.is_due(now) {
-            return false;
-        }
-        self.announce.done(now);
-        actions.push(Action::WriteRegisters(registers));
-        !self.is_settled()
-    }
-
-    fn plan(&mut self, now: Duration, inputs: &Inputs<'_>) {
-        let mut earliest = Earliest::new();
-        if self.link.is_some_and(|link| link.state > LinkState::CableDown) {
-            earliest.note(self.announce.due());
-        }
-        if !self.is_settled() {
-            earliest.note(self.waiting_due);
-        }
-        if now < self.hold_until {
-            earliest.note(self.hold_until);
-        }
-        self.channels.note_deadlines(&mut earliest);
-        if let Some(life) = &self.life {
-            let step = step(now, self.windows, inputs, &self.config, &self.own);
-            life.note_deadlines(step, &mut earliest);
-        }
-        self.wake = earliest.get();
     }
 }
 

@@ -1,7 +1,7 @@
 //! The control page: one per channel and direction of control, at the front of the channel's memory.
 //!
 //! Each line has one writer, the peer; the owner of the memory only reads. Every word that carries meaning is a
-//! control word of its own ([`super::mark::LaneKey::seal`]): 48 bits of value under the tag that the owner gave to this life. So
+//! control word of its own ([`super::mark::LaneKey`]): 48 bits of value under the tag that the owner gave to this life. So
 //! a torn line is still a set of sound words, and anything blank, stale or scribbled is ignored.
 
 /// Lines of a control page: one 4 KiB page.

@@ -47,7 +47,7 @@ pub(crate) struct Memory {
     /// What each word holds, as the wire knows.
     held: Mutex<Vec<u64>>,
     /// Rings of the doorbell that have arrived.
-    pub(crate) bell: AtomicUsize,
+    bell: AtomicUsize,
 }
 
 impl Memory {
@@ -83,6 +83,15 @@ impl Memory {
             first: PAGE_LINES as usize * LINE_WORDS,
             lines,
         }
+    }
+
+    /// True when the doorbell has been rung since it was last asked.
+    pub(crate) fn rung(&self) -> bool {
+        self.bell.swap(0, Acquire) > 0
+    }
+
+    fn holds(&self, index: usize) -> u64 {
+        self.held.lock().unwrap()[index]
     }
 
     fn store(&self, index: usize, value: u64, order: Ordering) {
@@ -196,8 +205,11 @@ pub(crate) struct Wire {
     order: Order,
     pick: Pick,
     taken: Vec<bool>,
-    /// A barrier lies before everything delivered from now on.
+    /// Items up to the last barrier that everything delivered from now on lies behind.
     passed: usize,
+    by_word: bool,
+    /// Words of a line that is on its way word by word, the next one last.
+    rest: Vec<(usize, u64)>,
 }
 
 /// A wire into `memory`.
@@ -217,6 +229,8 @@ pub(crate) fn wire(memory: &Arc<Memory>, order: Order, pick: Pick) -> (Sender, W
             pick,
             taken: Vec::new(),
             passed: 0,
+            by_word: false,
+            rest: Vec::new(),
         },
     )
 }
@@ -228,11 +242,17 @@ impl Wire {
         self.deliver(limit)
     }
 
-    /// Delivers up to `steps` items.
+    /// Delivers up to `steps` items, one after the other.
     pub(crate) fn steps(mut self, steps: usize) -> Self {
         for _ in 0..steps {
             self.step();
         }
+        self
+    }
+
+    /// Lets each word of a line arrive on its own: for wires that the reading thread drives.
+    pub(crate) fn by_word(mut self) -> Self {
+        self.by_word = true;
         self
     }
 
@@ -243,6 +263,10 @@ impl Wire {
     }
 
     fn deliver(&mut self, limit: usize) -> bool {
+        if let Some((index, word)) = self.rest.pop() {
+            self.memory.store(index, word, Relaxed);
+            return true;
+        }
         let items: Vec<Item> = self.queue.items.lock().unwrap()[..limit].to_vec();
         self.taken.resize(self.taken.len().max(items.len()), false);
         // Barriers whose group has been delivered are passed.
@@ -278,6 +302,14 @@ impl Wire {
         match items[at] {
             Item::Line(line, content) => {
                 let base = line as usize * LINE_WORDS;
+                if self.by_word {
+                    let words = (base..).zip(content.0);
+                    self.rest = words.filter(|(i, word)| self.memory.holds(*i) != *word).collect();
+                    if self.pick == Pick::First {
+                        self.rest.reverse();
+                    }
+                    return self.deliver(limit);
+                }
                 for (i, word) in content.0.into_iter().enumerate() {
                     let last = i == LINE_WORDS - 1 && self.order == Order::Ordered;
                     self.memory

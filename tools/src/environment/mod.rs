@@ -122,10 +122,11 @@ impl Source {
         Topology::read(&self.sys.join("devices/system"))
     }
 
-    /// Reads all that is known for two ends on processors `cpu` and `peer_cpu` of this machine.
+    /// Reads all that is known for two ends on processors `cpu` and `peer_cpu`, of this machine both or of two.
     pub fn read(
         &self,
         (cpu, peer_cpu): (Option<u32>, Option<u32>),
+        same_machine: bool,
         page_bytes: u64,
         clock: &ClockFacts,
     ) -> Environment {
@@ -144,10 +145,11 @@ impl Source {
             cpu,
             peer_cpu,
             placement: match (cpu, peer_cpu) {
+                (Some(_), Some(_)) if !same_machine => "two machines",
                 (Some(a), Some(b)) => topology.nearness(a, b).name(),
                 _ => "not pinned",
             },
-            numa_nodes: [cpu, peer_cpu].map(|c| topology.node(c?)),
+            numa_nodes: [cpu, peer_cpu.filter(|_| same_machine)].map(|c| topology.node(c?)),
             governor: self.sys(&format!("devices/system/cpu/cpu{at}/cpufreq/scaling_governor")),
             idle_states: self.idle_states(at),
             turbo: self.turbo(),
@@ -295,7 +297,7 @@ mod tests {
         ];
         let files: Vec<(&str, &str)> = files.iter().map(|(p, c)| (p.as_str(), *c)).collect();
         let (root, source) = tree(&files);
-        let e = source.read((Some(0), Some(1)), 4096, &Clock::system("it jumps").1);
+        let e = source.read((Some(0), Some(1)), true, 4096, &Clock::system("it jumps").1);
         fs::remove_dir_all(root).unwrap();
         assert_eq!(e.cpu_model.as_deref(), Some("Fast One"));
         assert_eq!(
@@ -321,7 +323,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_null_and_not_warned_of() {
         let (_, source) = tree(&[]);
-        let e = source.read((Some(0), Some(1)), 4096, &Clock::system("x").1);
+        let e = source.read((Some(0), Some(1)), true, 4096, &Clock::system("x").1);
         assert_eq!(
             (e.cpu_model.as_ref(), e.governor.as_ref(), e.turbo, e.hypervisor),
             (None, None, None, None)
@@ -330,8 +332,19 @@ mod tests {
     }
 
     #[test]
+    fn processors_of_two_machines_are_not_compared() {
+        let e = Source::default().read((Some(0), Some(0)), false, 4096, &Clock::system("x").1);
+        assert_eq!((e.placement, e.numa_nodes[1]), ("two machines", None));
+        assert!(
+            !e.warnings().iter().any(|w| w.contains("processor:")),
+            "{:?}",
+            e.warnings()
+        );
+    }
+
+    #[test]
     fn unpinned_ends_are_warned_of() {
-        let e = Source::default().read((None, Some(0)), 4096, &Clock::system("x").1);
+        let e = Source::default().read((None, Some(0)), true, 4096, &Clock::system("x").1);
         assert!(e.warnings()[0].contains("--cpu"));
         assert!(!e.kernel.is_empty());
     }

@@ -9,10 +9,10 @@ use std::{
 };
 
 use ntb_mem::clock::{Clock, ClockFacts};
-use ntb_ring::link::LinkKind;
 
 use super::{
     diagnose::{Signs, diagnose},
+    emulate::{Emulation, Sample},
     measure::{Awaited, Ended, Plan, Run},
     message::{Counted, Kind},
 };
@@ -53,6 +53,7 @@ pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     if let Some(path) = &args.histogram {
         write_histogram(path, &outcome)?;
     }
+    watch::end_progress(outcome.run.elapsed_ns());
     let report = report(args, &site, &facts, &outcome);
     // Nothing below can be lost to a peer that does not end.
     let text = if args.json {
@@ -88,6 +89,8 @@ struct Outcome {
     interrupted: bool,
     error: Option<Failure>,
     pinned: Option<u32>,
+    /// What the wire had taken before and after.
+    wire: Option<[Sample; 2]>,
 }
 
 fn plan(args: &RunArgs) -> Plan {
@@ -120,7 +123,9 @@ fn nanos(time: Duration) -> u64 {
 fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt) -> Outcome {
     let plan = plan(args);
     let pinned = site.cpus.0.and_then(|cpu| Pinned::to(cpu).ok());
-    let floor = |site: &Site| floor::between_processes(site.cpus.1, clock).map_err(|e| e.to_string());
+    let floor = |site: &Site| {
+        floor::between_processes(site.floor_cpu(), clock, || !interrupt.came()).map_err(|e| e.to_string())
+    };
     let before = floor(site);
 
     let warm_plan = Plan {
@@ -137,6 +142,8 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
         (error, interrupted) = go(args, site, &mut warm, warm_plan, interrupt);
     }
 
+    let sample = |site: &Site| site.emulation.as_ref().map(Emulation::sample);
+    let wire_before = sample(site);
     let mut run = Run::new(plan, warm.next_seq());
     let started = SystemTime::now();
     let counts = Counts::read();
@@ -150,6 +157,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
     } else {
         None
     };
+    let wire = wire_before.zip(sample(site)).map(<[Sample; 2]>::from);
     let after = if interrupted {
         Err("not measured after an interrupt".to_owned())
     } else {
@@ -164,6 +172,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
         interrupted,
         error,
         pinned: pinned.as_ref().map(|p| p.cpu),
+        wire,
     }
 }
 
@@ -236,9 +245,12 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
     };
     let rtt = run.response.percentiles();
     let floor = floor_section(&outcome.floors, facts);
-    let local = site.facts.kind == LinkKind::Soft;
-    let peer_cpu = if local { site.cpus.1 } else { None };
-    let environment = Source::default().read((outcome.pinned, peer_cpu), site.facts.page_bytes, facts);
+    let environment = Source::default().read(
+        (outcome.pinned, site.cpus.1),
+        site.same_machine(),
+        site.facts.page_bytes,
+        facts,
+    );
     let mut report = Report {
         tool: "ntb-ping",
         version: env!("CARGO_PKG_VERSION"),
@@ -263,6 +275,11 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
         out_of_order,
         corrupt: run.corrupt + far.corrupt,
         unsent: run.unsent,
+        wire: site
+            .emulation
+            .as_ref()
+            .zip(outcome.wire.as_ref())
+            .map(|(emulation, samples)| emulation.section(samples, args.oneway, received)),
         rtt_ns: rtt,
         rtt_samples: run.response.count(),
         rtt_mean_ns: run.response.mean().map(tenth),
@@ -374,6 +391,14 @@ fn warnings(report: &Report, site: &Site, outcome: &Outcome) -> Vec<String> {
     if outcome.error.is_none() && outcome.far.is_none() {
         out.push("the far end did not report what it counted".to_owned());
     }
+    if let Some(wire) = &report.wire
+        && wire.modelled_writes != wire.counted_writes
+    {
+        out.push(format!(
+            "the model says that this end made {} writes and the emulator counted {}: one of them is wrong",
+            wire.modelled_writes, wire.counted_writes
+        ));
+    }
     if outcome.interrupted {
         out.push("interrupted: this is what was measured until then".to_owned());
     }
@@ -384,6 +409,10 @@ fn verdict(report: &Report, error: Option<&Failure>) -> Exit {
     if let Some(failure) = error {
         return failure.exit;
     }
-    let good = report.lost == 0 && report.duplicated == 0 && report.out_of_order == 0 && report.corrupt == 0;
+    let agree = report
+        .wire
+        .is_none_or(|wire| wire.modelled_writes == wire.counted_writes);
+    let good = agree
+        && report.lost == 0 && report.duplicated == 0 && report.out_of_order == 0 && report.corrupt == 0;
     if good { Exit::Good } else { Exit::Bad }
 }

@@ -1,5 +1,15 @@
 //! The loops that measure. Time, the link and the waiting are inputs, so that the same loops run under a fake clock.
 
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
 use std::collections::VecDeque;
 
 use super::message::{self, Kind};

@@ -1,6 +1,16 @@
 //! `ntb-ping serve`: answers whoever measures.
 
-use std::{sync::Arc, time::Duration};
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+use std::{io::Write, sync::Arc, time::Duration};
 
 use ntb_mem::clock::Clock;
 use ntb_ring::{
@@ -19,7 +29,7 @@ use super::{
     station::Station,
 };
 use crate::{
-    cli::ping::{LARGEST_SIZE, ServeArgs, Waiting},
+    cli::ping::{Engine, LARGEST_SIZE, ServeArgs, Waiting},
     environment::topology::{self, Pinned},
     exit::{Exit, Failure},
     interrupt::Interrupt,
@@ -52,9 +62,14 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     let options = LinkOptions {
         window_bytes: WINDOW_BYTES,
+        engine: Engine::choice(args.engine),
         ..LinkOptions::default()
     };
     let opened = select::open(&args.address, &options).map_err(|e| link_failure(&e))?;
+    if !args.quiet {
+        // Whoever started it may have closed standard output.
+        let _ = writeln!(std::io::stdout(), "serving on {}", opened.chosen);
+    }
     let connection = Connection::open(opened.link, &Options::default()).map_err(|e| connect_failure(&e))?;
     let connection = Arc::new(connection);
     let print = if args.quiet { Print::Nothing } else { Print::All };

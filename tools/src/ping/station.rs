@@ -1,5 +1,15 @@
 //! One end of a channel as the loops see it.
 
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
 use std::time::Duration;
 
 use ntb_mem::clock::Clock;

@@ -490,6 +490,8 @@ impl PciFunction for Vfio {
                 "it is mapped write-combining, which the kernel does not take away before a reset".to_owned();
             return Err(self.no_mapping(file.info.bar, CacheType::WriteCombining, why));
         }
+        // The kernel restores configuration space after a reset, bus mastering included.
+        config::set_bus_master(self, false)?;
         let done = ioctl::reset(self.opened.file.as_fd());
         done.map_err(|e| self.access_error("reset", e))?;
         config::wake(self)

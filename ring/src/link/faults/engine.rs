@@ -2,10 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex},
 };
 
-use ntb_mem::line::{LINE_WORDS, Line};
+use ntb_mem::{
+    line::{LINE_WORDS, Line},
+    sync::Ordering::Relaxed,
+};
 
 use super::{Places, Shared, add, lock};
 use crate::link::{
@@ -315,14 +318,15 @@ impl State {
     fn finish(&mut self) {
         for unit in &mut self.pending {
             unit.due = Due::Now;
+            if self.shared.options.late > 0 {
+                // Where the link was lost it does not arrive now, but may in the next life.
+                self.saved.insert(unit.line, unit.image);
+            }
         }
         self.release();
         self.inner.flush();
         for (line, content) in std::mem::take(&mut self.saved) {
-            let mut shard = self.places.shard(line);
-            if self.places.writers[line as usize].load(Relaxed) == self.id {
-                shard.insert(line, (self.id, content));
-            }
+            self.places.shard(line).insert(line, (self.id, content));
         }
     }
 }

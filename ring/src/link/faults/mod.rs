@@ -15,16 +15,15 @@ mod tests;
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
-        mpsc,
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
 
-use ntb_mem::line::Line;
+use ntb_mem::{
+    line::Line,
+    sync::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+};
 
 use super::{
     EngineHook,

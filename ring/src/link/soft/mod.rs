@@ -240,8 +240,9 @@ impl SoftLink {
         }
         self.own.clear_registers();
         match socket::send(&socket, &self.greeting(), &self.own.descriptors()) {
-            Ok(()) => self.role = Role::Calling { socket, holder },
-            Err(_) => self.pause(), // it has gone meanwhile, or too many descriptors are under way
+            // Closed already: what it said before that is to be heard.
+            Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => self.role = Role::Calling { socket, holder },
+            Err(_) => self.pause(), // too many descriptors are under way
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use ntb_ring::{
     channel::{ConnectError, Connection, Options},
     link::{
         LinkFacts, LinkKind,
+        engine::EngineChoice,
         select::{self, LinkOptions},
     },
     session::{ChannelSpec, SessionState},
@@ -23,11 +24,12 @@ use super::{
     watch::watcher,
 };
 use crate::{
-    cli::ping::{RunArgs, Waiting},
+    cli::ping::{Engine, RunArgs, Waiting},
     environment::{Source, topology},
     exit::{Exit, Failure},
     interrupt::Interrupt,
     ping::{
+        emulate::Emulation,
         events::{Events, Print},
         measure::{Hold, Plan, Port},
         message::{CONTROL_BYTES, Control, Counted},
@@ -60,6 +62,7 @@ pub(super) struct Site {
     pub(super) events: Arc<Events>,
     pub(super) connection: Arc<Connection>,
     pub(super) peer: Option<Peer>,
+    pub(super) emulation: Option<Emulation>,
     pub(super) facts: LinkFacts,
     pub(super) chosen: String,
     /// Processors of this end and of the far end.
@@ -78,20 +81,39 @@ impl Site {
     pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
         let allowed = topology::allowed();
         let own_peer = args.address.is_none();
+        let emulation = match args.emulate {
+            Some(family) => Some(Emulation::start(family, args.engine, random())?),
+            None => None,
+        };
         let cpus = choose(args.cpu, own_peer, &allowed)?;
         let lines = (2 * (args.size.div_ceil(64) + 1))
             .next_power_of_two()
             .max(MIN_LINES);
         let options = LinkOptions {
             window_bytes: (lines + OTHER_LINES) * 64,
+            engine: match emulation {
+                Some(_) => EngineChoice::Auto, // the model stands over it
+                None => Engine::choice(args.engine),
+            },
             soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
             ..LinkOptions::default()
         };
-        let address = args.address.clone().unwrap_or(Address::Auto(None));
-        let opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
+        let address = match &emulation {
+            Some(emulation) => emulation.near(),
+            None => args.address.clone().unwrap_or(Address::Auto(None)),
+        };
+        let mut opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
         let facts = opened.link.facts();
-        let peer = if own_peer && facts.kind == LinkKind::Soft {
-            let peer = Peer::start(&facts.address, cpus.1, args.wait).map_err(|e| {
+        let far = match &emulation {
+            Some(emulation) => Some(emulation.far().to_string()),
+            None => (own_peer && facts.kind == LinkKind::Soft).then(|| facts.address.clone()),
+        };
+        if let Some(emulation) = &emulation {
+            opened.link = emulation.model(opened.link);
+            opened.chosen = format!("{}: {}", facts.address, emulation.about());
+        }
+        let peer = if let Some(far) = far {
+            let peer = Peer::start(&far, cpus.1, args.wait, args.engine).map_err(|e| {
                 Failure::new(
                     Exit::Limits,
                     "no-own-peer",
@@ -138,6 +160,7 @@ impl Site {
             events,
             connection,
             peer,
+            emulation,
             facts,
             chosen: opened.chosen,
             cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
@@ -231,7 +254,7 @@ impl Site {
                 ),
             )
         };
-        if self.station.say(&hello.encode(), ANSWER).is_err() {
+        if !self.say(hello, ANSWER) {
             return Err(silent(&self.facts.address));
         }
         let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
@@ -267,16 +290,44 @@ impl Site {
             first,
             kind: plan.kind,
         };
-        let _ = self.station.say(&start.encode(), ANSWER);
+        let _ = self.say(start, ANSWER);
     }
 
     /// Says that this was all, and hears what the far end counted.
     pub(super) fn finish(&mut self, patience: Duration) -> Option<Counted> {
-        self.station.say(&Control::End.encode(), patience).ok()?;
+        if !self.say(Control::End, patience) {
+            return None;
+        }
         self.hear(patience, |control| match control {
             Control::Report(counted) => Some(counted),
             _ => None,
         })
+    }
+
+    /// Sends a message of the agreement; false when there is no room for it in time or the link is down.
+    fn say(&mut self, control: Control, patience: Duration) -> bool {
+        let begun = Instant::now();
+        loop {
+            match self.station.say(&control.encode(), STEP) {
+                Ok(()) => return true,
+                Err(Hold::NotNow) if begun.elapsed() < patience && !self.interrupt.came() => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Whether the far end is on this machine.
+    pub(super) fn same_machine(&self) -> bool {
+        self.facts.kind == LinkKind::Soft || self.facts.address.starts_with("emu:")
+    }
+
+    /// Processor for the far end of the floor: the peer's, where that is one of this machine.
+    pub(super) fn floor_cpu(&self) -> Option<u32> {
+        if self.same_machine() {
+            return self.cpus.1;
+        }
+        let partner = |cpu| Source::default().topology().partner(cpu, &topology::allowed());
+        self.cpus.0.map(partner)
     }
 
     /// Waits for a message of the agreement that `wanted` takes.

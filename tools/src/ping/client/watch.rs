@@ -71,6 +71,13 @@ pub(super) fn watcher(
     })
 }
 
+/// Ends the line of progress, if there was one.
+pub(super) fn end_progress(elapsed_ns: u64) {
+    if elapsed_ns >= QUIET_NS && std::io::stderr().is_terminal() {
+        say(format_args!("\n"));
+    }
+}
+
 fn say(what: std::fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_fmt(what); // a terminal that has gone is no reason to stop
 }

@@ -264,6 +264,41 @@ fn refusals_are_typed_errors() {
     }
 }
 
+/// A refusal that comes ahead of the greeting is heard all the same.
+#[test]
+fn a_refusal_at_once_is_heard_at_the_first_call() {
+    const CALLS: usize = 300;
+    let name = unique();
+    let listener = socket::listen(&socket::address(&name).unwrap()).unwrap();
+    let refusal = open(&unique())
+        .policy
+        .refusal(Reason::Permission, [0; 2])
+        .encode();
+    let refusing = std::thread::spawn(move || {
+        let mut refused = 0;
+        until(|| {
+            if let Some(socket) = socket::accept(&listener).unwrap() {
+                send_raw(&socket, &refusal, &[]);
+                refused += 1;
+            }
+            refused == CALLS
+        });
+        listener
+    });
+    let mut link = open(&name);
+    for _ in 0..CALLS {
+        let mut error = None;
+        until(|| {
+            error = link.poll().err();
+            error.is_some()
+        });
+        assert_eq!(error.unwrap().name, "soft-permission");
+    }
+    // Had a call gone unheard, this side would still be missing an answer.
+    drop(refusing.join().unwrap());
+    assert_eq!((link.counts.gone_early, link.not_before), (0, None));
+}
+
 #[test]
 fn other_users_are_refused_unless_they_are_in_the_group() {
     let own = Credentials::own();

@@ -5,6 +5,8 @@
 //! goes down and up keeps it), map through the IOMMU, open the window. A window is closed, and read back, before
 //! its mapping goes, and the mapping goes before the memory.
 
+pub mod memory_type;
+
 use std::sync::Arc;
 
 use ntb_mem::region::{Pages, Region, View};
@@ -298,6 +300,11 @@ impl Aperture {
     /// Why faster kinds could not be had, with the remedy.
     pub fn refusals(&self) -> &[PciError] {
         &self.refusals
+    }
+
+    /// Whether the device vanished under a store: stores land nowhere since then.
+    pub fn lost(&self) -> bool {
+        self.map.as_ref().is_some_and(BarMap::lost)
     }
 
     /// Address of `bytes` bytes at `offset`, for the store routines of [`ntb_mem::store`]; valid while the aperture

@@ -1,0 +1,45 @@
+//! The first and only file system of a guest: busybox, kernel modules, the scenario's script and programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::cpio::Archive;
+use crate::error::{Context as _, LabError};
+use crate::setup::Prepared;
+
+const INIT: &str = include_str!("guest/init.sh");
+const MAIN: &str = include_str!("guest/main.sh");
+
+/// Packs a guest's file system. Both guests of a scenario share it; what differs is on the kernel command line.
+pub(crate) fn pack(prepared: &Prepared, script: &str, programs: &[PathBuf]) -> Result<Vec<u8>, LabError> {
+    let mut archive = Archive::default();
+    for folder in ["bin", "dev", "lab", "lab/modules"] {
+        archive.folder(folder);
+    }
+    archive.device("dev/console", 5, 1);
+    archive.file_from("bin/busybox", &prepared.busybox())?;
+    archive.symlink("bin/sh", "busybox");
+    archive.file("init", INIT.as_bytes());
+    archive.file("lab/main.sh", MAIN.as_bytes());
+    archive.file("lab/scenario.sh", script.as_bytes());
+    for module in sorted(&prepared.kernel.modules)? {
+        archive.file_from(&format!("lab/modules/{}", file_name(&module)), &module)?;
+    }
+    for program in programs {
+        archive.file_from(&format!("bin/{}", file_name(program)), program)?;
+    }
+    Ok(archive.finish())
+}
+
+fn sorted(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder).context("list", folder)? {
+        paths.push(entry.context("list", folder)?.path());
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}

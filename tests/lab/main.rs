@@ -1,0 +1,134 @@
+//! The virtual-machine lab: software that no one here wrote judges the emulator and the driver.
+//!
+//! Guests run under QEMU with one port of an emulated bridge each, attached by vfio-user. In some scenarios the
+//! kernel's own NTB drivers are the judge of the emulator; in others this project's driver runs through the
+//! kernel's VFIO and a guest IOMMU. Everything runs in software emulation: the lab proves function, order and
+//! isolation, never speed.
+
+mod child;
+mod cpio;
+mod emulator;
+mod error;
+mod guest;
+mod initramfs;
+mod report;
+mod run;
+mod scenario;
+mod scenarios;
+mod setup;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+
+use error::{Context as _, LabError};
+use report::{say, say_more};
+use run::Place;
+use scenario::Scenario;
+use setup::{Cache, Prepared};
+
+/// Runs scenarios in pairs of virtual machines joined by an emulated Non-Transparent Bridge.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Prepare QEMU, kernel, modules and busybox, kept outside the source tree
+    ///
+    /// Folders: NTB_LAB_CACHE, else $XDG_CACHE_HOME/ntb-lab, else ~/.cache/ntb-lab. NTB_LAB_KERNEL names a
+    /// folder with a ready bzImage* and modules/*.ko; NTB_LAB_MIRROR a Debian mirror other than apt's.
+    Setup,
+    /// Name the scenarios, what each proves and what it needs
+    List,
+    /// Run scenarios, preparing first what is not yet prepared
+    Run {
+        /// Scenarios to run; a trailing * takes all that begin so. Without any: all
+        names: Vec<String>,
+        /// Write the results to this file as one JSON object
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// Keep the logs of scenarios that pass, too
+        #[arg(long)]
+        keep: bool,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().command {
+        Action::Setup => setup_only(),
+        Action::List => {
+            list();
+            Ok(true)
+        }
+        Action::Run { names, json, keep } => run_all(&names, json, keep),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            say(&format!("{error} [{}]", error.name()));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn setup_only() -> Result<bool, LabError> {
+    Prepared::ensure(&Cache::open()?)?.describe();
+    Ok(true)
+}
+
+fn list() {
+    for scenario in scenarios::all() {
+        say(scenario.name);
+        say_more(&format!("proves: {}", scenario.proves));
+        say_more(&format!("needs: {}", scenario.needs()));
+    }
+}
+
+fn run_all(names: &[String], json: Option<PathBuf>, keep: bool) -> Result<bool, LabError> {
+    let chosen = choose(scenarios::all(), names)?;
+    let cache = Cache::open()?;
+    let prepared = Prepared::ensure(&cache)?;
+    let start = Instant::now();
+    let mut outcomes = Vec::new();
+    for scenario in &chosen {
+        say(&format!("run {}", scenario.name));
+        let place = Place {
+            logs: cache.root().join("logs").join(scenario.name),
+            sockets: std::env::temp_dir().join(format!("ntb-lab-{}", std::process::id())),
+        };
+        let result = run::run(&prepared, scenario, &place);
+        let _ = std::fs::remove_dir_all(&place.sockets);
+        let mut outcome = result?;
+        if outcome.passed && !keep {
+            std::fs::remove_dir_all(&place.logs).context("remove", &place.logs)?;
+            outcome.logs = None;
+        }
+        outcome.print();
+        outcomes.push(outcome);
+    }
+    report::finish(&outcomes, start.elapsed(), json.as_deref())
+}
+
+/// The scenarios that the patterns name, in the list's order.
+fn choose(all: Vec<Scenario>, patterns: &[String]) -> Result<Vec<Scenario>, LabError> {
+    let matches = |pattern: &String, name: &str| match pattern.strip_suffix('*') {
+        Some(start) => name.starts_with(start),
+        None => name == pattern,
+    };
+    for pattern in patterns {
+        if !all.iter().any(|scenario| matches(pattern, scenario.name)) {
+            return Err(LabError::UnknownScenario { pattern: pattern.clone() });
+        }
+    }
+    let wanted = |scenario: &Scenario| {
+        patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, scenario.name))
+    };
+    Ok(all.into_iter().filter(wanted).collect())
+}
