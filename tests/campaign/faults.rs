@@ -238,6 +238,7 @@ fn run_part(part: &Part, seed: u64, messages: u64, link: &str) -> Result<serde_j
     Ok(json!({
         "received": received,
         "lives_with_loss": lives,
+        "family": if let Wire::Bridges(venue) = &wire { venue.family() } else { None },
         "link_losses": losses,
         "delayed": sum(|c| c.delayed),
         "held": sum(|c| c.held),

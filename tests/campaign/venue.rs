@@ -166,7 +166,7 @@ impl Venue {
     /// What must never happen on a bridge: stores that hit memory that is not mapped, and clients that break the
     /// protocol.
     pub(crate) fn violations(&self) -> Vec<String> {
-        let Some((emulator, _)) = &self.bridges else {
+        let Some((emulator, family)) = &self.bridges else {
             return Vec::new();
         };
         let report = emulator.control().report();
@@ -174,7 +174,9 @@ impl Venue {
         for (name, way) in [("a", report.pair.a_to_b), ("b", report.pair.b_to_a)] {
             let faults = way.fault_unmapped + way.fault_forbidden;
             if faults > 0 {
-                found.push(format!("{faults} stores by side {name} hit memory that is not mapped"));
+                found.push(format!(
+                    "{family}: {faults} stores by side {name} hit memory that is not mapped"
+                ));
             }
         }
         found

@@ -58,6 +58,11 @@ impl Inbound {
         Ok(Self { open: Vec::new(), mapping })
     }
 
+    /// Closes the windows, and leaves the memory mapped.
+    pub(super) fn close(&mut self) {
+        self.open.clear();
+    }
+
     /// Shows the first `bytes` bytes of the memory to the peer.
     pub(super) fn open(&mut self, port: &Arc<dyn NtbPort>, region: &Arc<Region>, bytes: u64) -> Result<(), NtbError> {
         let mut start = 0;

@@ -14,7 +14,7 @@
 //! | set | windows open, engines to be had | windows set |
 //!
 //! A loss goes back to *down*: engines are revoked, windows closed and read back, memory unmapped and mapped anew at another
-//! address, own scratchpads cleared. Link changes arrive by interrupt, and are looked for in the register as well; all
+//! address (it stays mapped where windows are closed at the peer's end of the wire: AMD), own scratchpads cleared. Link changes arrive by interrupt, and are looked for in the register as well; all
 //! ones in any register is a device that has gone, whatever the bits would mean.
 //!
 //! Losses are counted as exactly as hardware tells: link changes that come faster than their interrupt is taken merge into
@@ -221,7 +221,7 @@ impl NtbLink {
             return;
         }
         let report = match device.is_as_started() {
-            Ok(()) if news || !(self.is_up() && looks_across(device.port.family())) => {
+            Ok(()) if news || !(self.is_up() && is_across(device.port.family())) => {
                 device.port.take_link_report().map(Some)
             }
             Ok(()) => Ok(None),
@@ -273,7 +273,7 @@ impl NtbLink {
         }
         self.phase = Phase::Down;
         self.outbound = None;
-        self.inbound = None;
+        self.close_inbound();
         self.refused = None;
         if let Some(device) = &mut self.device {
             device.health.forget_rate();
@@ -283,6 +283,15 @@ impl NtbLink {
                     self.suspect.set(true);
                 }
             }
+        }
+    }
+
+    fn close_inbound(&mut self) {
+        match (&mut self.inbound, &self.device) {
+            // Its windows are closed in the peer's registers, which a dead wire does not reach: whatever the peer stores
+            // before it notices the loss must find memory, and not the error log of this host.
+            (Some(inbound), Some(device)) if is_across(device.port.family()) => inbound.close(),
+            _ => self.inbound = None,
         }
     }
 
@@ -351,7 +360,7 @@ impl NtbLink {
                 Ok(())
             }
             Err(e) => {
-                self.inbound = None; // closes what was opened
+                self.close_inbound();
                 self.outbound = None;
                 self.phase = Phase::Up { retry: now + RETRY_PAUSE };
                 self.suspect.set(true);
@@ -375,9 +384,9 @@ impl NtbLink {
         let name = self.address.to_string();
         let failed = |e: NtbError| link_error(&name, &e);
         let Some(device) = &self.device else { return Ok(()) };
-        let mut inbound = match self.inbound.take() {
+        let inbound = match &mut self.inbound {
             Some(mapped) => mapped,
-            None => Inbound::map(&*device.port, &device.space, &self.region).map_err(failed)?,
+            none => none.insert(Inbound::map(&*device.port, &device.space, &self.region).map_err(failed)?),
         };
         inbound
             .open(&device.port, &self.region, self.bytes)
@@ -399,7 +408,6 @@ impl NtbLink {
                 errno: None,
             });
         }
-        self.inbound = Some(inbound);
         self.outbound = Some(outbound);
         Ok(())
     }
@@ -415,9 +423,10 @@ impl NtbLink {
     }
 }
 
-/// Whether the register that tells of the link is the peer's. Then it is not read while the link is up, so that no load
-/// crosses the link: interrupts tell of changes, and heartbeats of a wire that has died without one.
-fn looks_across(family: Family) -> bool {
+/// Whether the registers that tell of the link, and those of the inbound windows, are the peer's. Then they are not read
+/// while the link is up, so that no load crosses it: interrupts tell of changes, and heartbeats of a wire that has died
+/// without one.
+fn is_across(family: Family) -> bool {
     matches!(family, Family::Amd { .. })
 }
 
