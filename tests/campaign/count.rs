@@ -92,6 +92,21 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     // Counted where a bridge carries the messages; no engine has an operation that loads.
     report.set("remote_reads", reads);
     report.set("engines", engines);
+    // Builds with assertions count every load of a peer's memory. Without them there is only the reason why there can be
+    // none: an engine has no operation that loads.
+    let reads = ntb_mem::region::remote_loads();
+    report.set("remote_reads", reads.unwrap_or(0));
+    report.set(
+        "remote_reads_by",
+        if reads.is_some() {
+            "counted"
+        } else {
+            "construction: engines cannot load"
+        },
+    );
+    if let Some(n @ 1..) = reads {
+        report.violation(format!("{n} loads of the peer's memory"));
+    }
     Ok(report)
 }
 
@@ -146,7 +161,11 @@ fn judge(args: &Args, path: StorePath, counted: &Counted, report: &mut Report) {
         ));
     }
     if counted.reads != 0 {
-        report.violation(format!("{}: {} loads crossed the link", path.name(), counted.reads));
+        report.violation(format!(
+            "{}: {} loads crossed the link",
+            path.name(),
+            counted.reads
+        ));
     }
     if let Some((model, bridge)) = counted.writes
         && model != bridge
@@ -185,7 +204,11 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
         ((CHANNELS_FIRST_LINE + page::PAGE_LINES + ring) * 64 + (1 << 16)).next_multiple_of(4096);
     let (a, b, venue): (Box<dyn Link>, Box<dyn Link>, _) = if args.link == "emu" {
         let venue = Venue::new(&args.link, &mut Rng::new(args.seed))?;
-        (venue.open(0, window_bytes)?, venue.open(1, window_bytes)?, Some(venue))
+        (
+            venue.open(0, window_bytes)?,
+            venue.open(1, window_bytes)?,
+            Some(venue),
+        )
     } else {
         let (a, b) = pair(&PairOptions {
             window_bytes,
@@ -217,7 +240,12 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
             args.size
         ));
     }
-    let reads = |venue: &Option<Venue>| venue.as_ref().and_then(Venue::counts).map_or(0, |(_, reads)| reads);
+    let reads = |venue: &Option<Venue>| {
+        venue
+            .as_ref()
+            .and_then(Venue::counts)
+            .map_or(0, |(_, reads)| reads)
+    };
     let reads_before = reads(&venue);
     let before = (forward.traffic(), back.traffic());
     let received = std::thread::scope(|scope| {

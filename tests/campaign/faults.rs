@@ -136,7 +136,11 @@ impl Wire {
         const WINDOW_BYTES: u64 = 1 << 17;
         if link == "emu" {
             let venue = Venue::new(link, rng)?;
-            return Ok((venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?, Self::Bridges(venue)));
+            return Ok((
+                venue.open(0, WINDOW_BYTES)?,
+                venue.open(1, WINDOW_BYTES)?,
+                Self::Bridges(venue),
+            ));
         }
         let options = PairOptions {
             window_bytes: WINDOW_BYTES,

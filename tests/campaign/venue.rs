@@ -35,7 +35,11 @@ impl Venue {
         }
         let family = FAMILIES[rng.below(FAMILIES.len() as u64) as usize];
         let [a, b] = ["a", "b"].map(|side| format!("{name}-{side}"));
-        let mut config = EmuConfig::new(family, Endpoint::Abstract(a.clone()), Endpoint::Abstract(b.clone()));
+        let mut config = EmuConfig::new(
+            family,
+            Endpoint::Abstract(a.clone()),
+            Endpoint::Abstract(b.clone()),
+        );
         config.pair.window_bytes = WINDOW_BYTES;
         let emulator = Emulator::start(config).map_err(|e| e.to_string())?;
         Ok(Self {
@@ -98,10 +102,16 @@ impl Venue {
                 "removal"
             }
             2 => {
-                self.act(Action::Dead { from: side, dead: true });
+                self.act(Action::Dead {
+                    from: side,
+                    dead: true,
+                });
                 self.flap(1);
                 pause(rng, 20_000);
-                self.act(Action::Dead { from: side, dead: false });
+                self.act(Action::Dead {
+                    from: side,
+                    dead: false,
+                });
                 self.flap(1); // what was lost while it was dead is lost with the life
                 "dead-direction"
             }
@@ -109,7 +119,10 @@ impl Venue {
                 let time = Duration::from_micros(rng.below(500));
                 self.act(Action::Delay { from: side, time });
                 pause(rng, 20_000);
-                self.act(Action::Delay { from: side, time: Duration::ZERO });
+                self.act(Action::Delay {
+                    from: side,
+                    time: Duration::ZERO,
+                });
                 "delay"
             }
             4 => {
@@ -120,7 +133,12 @@ impl Venue {
                     every: 1 + rng.below(20),
                 });
                 pause(rng, 20_000);
-                self.act(Action::HoldLines { from: side, bytes: 8, time: Duration::ZERO, every: 0 });
+                self.act(Action::HoldLines {
+                    from: side,
+                    bytes: 8,
+                    time: Duration::ZERO,
+                    every: 0,
+                });
                 "held-lines"
             }
             5 => {
@@ -147,7 +165,11 @@ impl Venue {
                 "error"
             }
             _ => {
-                self.act(Action::RefuseMap { side, nth: 1, errno: Errno::NOMEM });
+                self.act(Action::RefuseMap {
+                    side,
+                    nth: 1,
+                    errno: Errno::NOMEM,
+                });
                 self.flap(1);
                 "refused-mapping"
             }
@@ -176,7 +198,11 @@ impl Venue {
             // Where windows are programmed across the wire, one whose registers were written wrongly leads anywhere: the
             // IOMMU is there for that.
             let misled = *family == "amd" && other.altered + other.lost_injected > 0;
-            let faults = if misled { 0 } else { way.fault_unmapped + way.fault_forbidden };
+            let faults = if misled {
+                0
+            } else {
+                way.fault_unmapped + way.fault_forbidden
+            };
             if faults > 0 {
                 found.push(format!(
                     "{family}: {faults} stores by side {name} hit memory that is not mapped"

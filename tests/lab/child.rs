@@ -1,6 +1,9 @@
 //! Child processes that do not outlive the lab.
 
-#![allow(unsafe_code, reason = "a process attribute has to be set between fork and exec")]
+#![allow(
+    unsafe_code,
+    reason = "a process attribute has to be set between fork and exec"
+)]
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

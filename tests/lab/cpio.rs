@@ -54,7 +54,21 @@ impl Archive {
         let links = if mode & 0o170_000 == DIRECTORY { 2 } else { 1 };
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let name_size = u32::try_from(path.len() + 1).unwrap_or(u32::MAX);
-        let fields = [self.entries, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, 0];
+        let fields = [
+            self.entries,
+            mode,
+            0,
+            0,
+            links,
+            0,
+            size,
+            0,
+            0,
+            device.0,
+            device.1,
+            name_size,
+            0,
+        ];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
@@ -119,6 +133,9 @@ mod tests {
             assert_eq!(entries[2 + length].0.len(), length + 1);
             assert_eq!(entries[2 + length].3, vec![7; length]);
         }
-        assert_eq!(entries[11], ("sh".into(), 0o120_777, (0, 0), b"/bin/busybox".to_vec()));
+        assert_eq!(
+            entries[11],
+            ("sh".into(), 0o120_777, (0, 0), b"/bin/busybox".to_vec())
+        );
     }
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ntb_emu::model::{Action, Pair, PairConfig, SideId, Snapshot, family};
-use ntb_emu::server::{Endpoint, Limits, Server};
+use ntb_emu::model::family;
+use ntb_emu::server::Endpoint;
+use ntb_emu::{EmuConfig, Emulator, Report};
 
 use crate::error::LabError;
 use crate::scenario::{Bridge, ROLES};
@@ -15,63 +16,59 @@ use crate::scenario::{Bridge, ROLES};
 /// peer has filled already. Long enough that a guest on a busy machine has run its clean-up by then.
 const TRAINING: Duration = Duration::from_millis(300);
 
-const SIDES: [SideId; 2] = [SideId::A, SideId::B];
-
 /// The bridge of one scenario.
 #[derive(Debug)]
-pub(crate) struct Emulator {
-    servers: Vec<(PathBuf, Server)>,
-    pair: Pair,
+pub(crate) struct Pair {
+    emulator: Emulator,
+    sockets: [PathBuf; 2],
 }
 
-impl Emulator {
+impl Pair {
     /// Makes the pair and serves it on two sockets in `folder`.
     pub(crate) fn start(bridge: Bridge, folder: &Path) -> Result<Self, LabError> {
-        let refused = |why: String| LabError::Emulator { model: bridge.model, why };
+        let refused = |why: String| LabError::Emulator {
+            model: bridge.model,
+            why,
+        };
         let model = family(bridge.model).ok_or_else(|| refused("it has no model of that name".to_owned()))?;
-        let config = PairConfig { window_bytes: bridge.window_bytes, train_time: TRAINING, ..PairConfig::default() };
-        let pair = Pair::new(model, config).map_err(|errno| refused(errno.to_string()))?;
-        let mut servers = Vec::new();
-        for (side, role) in SIDES.into_iter().zip(ROLES) {
-            let socket = folder.join(format!("{role}.sock"));
-            let endpoint = Endpoint::Path(socket.clone());
-            let server = Server::start(endpoint, pair.port(side).clone(), Limits::default())
-                .map_err(|error| refused(error.to_string()))?;
-            servers.push((socket, server));
-        }
-        Ok(Self { servers, pair })
+        let sockets = ROLES.map(|role| folder.join(format!("{role}.sock")));
+        let [a, b] = sockets.clone().map(Endpoint::Path);
+        let mut config = EmuConfig::new(model, a, b);
+        config.pair.window_bytes = bridge.window_bytes;
+        config.pair.train_time = TRAINING;
+        let emulator = Emulator::start(config).map_err(|error| refused(error.to_string()))?;
+        Ok(Self { emulator, sockets })
     }
 
     /// Where the guest in this place finds its port.
     pub(crate) fn socket(&self, place: usize) -> &Path {
-        &self.servers[place].0
+        &self.sockets[place]
     }
 
-    /// Does what a guest cannot do itself; answers whether it knows the action.
-    pub(crate) fn act(&self, place: usize, action: &str) -> bool {
-        let action = match action {
-            "cable out" => Action::LinkDown,
-            "cable in" => Action::LinkUp,
-            "remove" => Action::Remove(SIDES[place]),
-            "return" => Action::Return(SIDES[place]),
-            _ => return false,
-        };
-        self.pair.act(action);
-        true
+    /// Does what a guest cannot do itself, such as `link down` for the cable; answers what is wrong with it.
+    pub(crate) fn act(&self, action: &str) -> Result<(), String> {
+        self.emulator
+            .control()
+            .act_text(action)
+            .map_err(|error| error.to_string())
     }
 
-    /// What a client did that a correct one does not.
+    /// What crossed the link, and what became of it.
+    pub(crate) fn report(&self) -> Report {
+        self.emulator.control().report()
+    }
+
+    /// What a port's client did that a correct one does not.
     pub(crate) fn faults(&self) -> Vec<String> {
-        let fault = |(role, (_, server)): (char, &(PathBuf, Server))| {
-            let stats = server.stats();
-            let last = stats.last_fault()?;
-            Some(format!("emulator: port {role}: {} faults of its client, the last: {last}", stats.faults()))
-        };
-        ROLES.into_iter().zip(&self.servers).filter_map(fault).collect()
-    }
-
-    /// What crossed the link.
-    pub(crate) fn counts(&self) -> Snapshot {
-        self.pair.snapshot()
+        let report = self.report();
+        let servers = ROLES.into_iter().zip([&report.server_a, &report.server_b]);
+        let fault = servers.filter_map(|(role, server)| {
+            let last = server.last_fault.as_ref()?;
+            Some(format!(
+                "emulator: port {role}: {} faults of its client, the last: {last}",
+                server.faults
+            ))
+        });
+        fault.collect()
     }
 }

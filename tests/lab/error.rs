@@ -7,10 +7,18 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LabError {
     #[error("cannot {action} {path}: {source}")]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
 
     #[error("{tool} is needed to {purpose} and was not found; {remedy}")]
-    MissingTool { tool: &'static str, purpose: &'static str, remedy: String },
+    MissingTool {
+        tool: &'static str,
+        purpose: &'static str,
+        remedy: String,
+    },
 
     #[error(
         "found no Debian mirror among the sources that `apt-get indextargets` lists; \
@@ -19,12 +27,19 @@ pub(crate) enum LabError {
     NoMirror { suite: &'static str },
 
     #[error("{what} failed ({status}); its output is in {log} and ends:\n{tail}")]
-    Command { what: String, status: String, log: PathBuf, tail: String },
+    Command {
+        what: String,
+        status: String,
+        log: PathBuf,
+        tail: String,
+    },
 
     #[error("{folder} (from NTB_LAB_KERNEL) has no {missing}; needed: one bzImage* and modules/*.ko")]
     KernelFolder { folder: PathBuf, missing: &'static str },
 
-    #[error("{what} is missing from {place} although it was prepared; remove that folder and run `lab setup`")]
+    #[error(
+        "{what} is missing from {place} although it was prepared; remove that folder and run `lab setup`"
+    )]
     Incomplete { what: &'static str, place: PathBuf },
 
     #[error("neither XDG_CACHE_HOME nor HOME is set, so there is no place to keep {what}; set NTB_LAB_CACHE")]
@@ -72,6 +87,10 @@ pub(crate) trait Context<T> {
 
 impl<T> Context<T> for io::Result<T> {
     fn context(self, action: &'static str, path: &Path) -> Result<T, LabError> {
-        self.map_err(|source| LabError::Io { action, path: path.to_owned(), source })
+        self.map_err(|source| LabError::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        })
     }
 }

@@ -41,17 +41,25 @@ pub(crate) struct Guest {
 
 impl Guest {
     /// Starts QEMU; its channel's lines arrive at `events`, and one [`Event::Ended`] when it exits.
-    pub(crate) fn start(prepared: &Prepared, start: &Start<'_>, events: Sender<Event>) -> Result<Self, LabError> {
+    pub(crate) fn start(
+        prepared: &Prepared,
+        start: &Start<'_>,
+        events: Sender<Event>,
+    ) -> Result<Self, LabError> {
         let console = start.logs.join(format!("{}.console", start.role));
         let errors = start.logs.join(format!("{}.qemu", start.role));
         let mut command = qemu(prepared);
         command.args(arguments(prepared, start, &console));
         let text = format!("{command:?}\n");
         fs::write(&errors, text).context("write", &errors)?;
-        let log = File::options().append(true).open(&errors).context("open", &errors)?;
+        let log = File::options()
+            .append(true)
+            .open(&errors)
+            .context("open", &errors)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         let mut process = Tied::spawn(&mut command).context("start", Path::new(command.get_program()))?;
-        let (Some(input), Some(output)) = (process.child().stdin.take(), process.child().stdout.take()) else {
+        let (Some(input), Some(output)) = (process.child().stdin.take(), process.child().stdout.take())
+        else {
             unreachable!("both were asked for as pipes");
         };
         let place = start.place;
@@ -64,7 +72,11 @@ impl Guest {
             }
             let _ = events.send(Event::Ended(place));
         });
-        Ok(Self { process, input, console })
+        Ok(Self {
+            process,
+            input,
+            console,
+        })
     }
 
     /// Sends a line to the guest's script. A guest that has ended reads nothing, which its own end reports.
@@ -106,7 +118,10 @@ fn arguments(prepared: &Prepared, start: &Start<'_>, console: &Path) -> Vec<Stri
     add("-smp", machine.cpus.to_string());
     add("-m", format!("{memory}M"));
     // Shared, so that the emulator can map what the guest exposes.
-    add("-object", format!("memory-backend-memfd,id=memory,size={memory}M,share=on"));
+    add(
+        "-object",
+        format!("memory-backend-memfd,id=memory,size={memory}M,share=on"),
+    );
     add("-display", "none".into());
     add("-serial", format!("file:{}", console.display()));
     if machine.iommu {
@@ -115,7 +130,10 @@ fn arguments(prepared: &Prepared, start: &Start<'_>, console: &Path) -> Vec<Stri
     }
     add("-chardev", "stdio,id=lab,signal=off".into());
     add("-device", "virtio-serial-pci,id=channel,addr=4".into());
-    add("-device", "virtserialport,bus=channel.0,chardev=lab,name=lab".into());
+    add(
+        "-device",
+        "virtserialport,bus=channel.0,chardev=lab,name=lab".into(),
+    );
     if let Some(socket) = start.port {
         // In a slot of its own: QEMU takes the link registers off a function that sits on the root bus.
         add("-device", "pcie-root-port,id=ntb-slot,chassis=1,addr=5".into());

@@ -41,5 +41,7 @@ fn sorted(folder: &Path) -> Result<Vec<PathBuf>, LabError> {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    path.file_name()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }

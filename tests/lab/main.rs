@@ -124,7 +124,9 @@ fn choose(all: Vec<Scenario>, patterns: &[String]) -> Result<Vec<Scenario>, LabE
     };
     for pattern in patterns {
         if !all.iter().any(|scenario| matches(pattern, scenario.name)) {
-            return Err(LabError::UnknownScenario { pattern: pattern.clone() });
+            return Err(LabError::UnknownScenario {
+                pattern: pattern.clone(),
+            });
         }
     }
     let wanted = |scenario: &Scenario| {

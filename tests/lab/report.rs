@@ -1,11 +1,14 @@
 //! What the lab says: progress lines, results as text and as JSON.
 
-#![allow(clippy::print_stdout, reason = "the lab is a program; its progress and results go to standard output")]
+#![allow(
+    clippy::print_stdout,
+    reason = "the lab is a program; its progress and results go to standard output"
+)]
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ntb_emu::model::Snapshot;
+use ntb_emu::Report;
 use serde::Serialize;
 
 use crate::error::{Context as _, LabError};
@@ -24,8 +27,14 @@ pub(crate) fn say_more(line: &str) {
 pub(crate) fn tail(path: &Path, lines: usize) -> String {
     let bytes = std::fs::read(path).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let all: Vec<&str> = text.lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
-    all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
+    let all: Vec<&str> = text
+        .lines()
+        .map(str::trim_end)
+        .filter(|line| !line.is_empty())
+        .collect();
+    all.get(all.len().saturating_sub(lines)..)
+        .unwrap_or_default()
+        .join("\n")
 }
 
 /// How one scenario went.
@@ -40,7 +49,7 @@ pub(crate) struct Outcome {
     /// What guests reported besides: measured values, evidence.
     pub notes: Vec<String>,
     /// What the emulator counted, where there is one.
-    pub bridge: Option<Snapshot>,
+    pub bridge: Option<Report>,
     /// Folder with consoles and channel logs, where kept.
     pub logs: Option<PathBuf>,
 }
@@ -57,7 +66,12 @@ pub(crate) struct Step {
 impl Outcome {
     pub(crate) fn print(&self) {
         let verdict = if self.passed { "pass" } else { "FAIL" };
-        say(&format!("{verdict} {} in {:.0} s, {} steps passed", self.scenario, self.seconds, self.steps.len()));
+        say(&format!(
+            "{verdict} {} in {:.0} s, {} steps passed",
+            self.scenario,
+            self.seconds,
+            self.steps.len()
+        ));
         for reason in &self.reasons {
             say_more(reason);
         }
@@ -90,11 +104,17 @@ pub(crate) fn finish(outcomes: &[Outcome], elapsed: Duration, json: Option<&Path
             seconds: elapsed.as_secs_f64(),
             scenarios: outcomes,
         };
-        let mut text = serde_json::to_string_pretty(&summary).map_err(std::io::Error::from).context("format", path)?;
+        let mut text = serde_json::to_string_pretty(&summary)
+            .map_err(std::io::Error::from)
+            .context("format", path)?;
         text.push('\n');
         std::fs::write(path, text).context("write", path)?;
     }
-    say(&format!("{} scenarios in {} s", outcomes.len(), elapsed.as_secs()));
+    say(&format!(
+        "{} scenarios in {} s",
+        outcomes.len(),
+        elapsed.as_secs()
+    ));
     println!("{passed} passed, {failed} failed");
     Ok(failed == 0 && passed > 0)
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::emulator::Emulator;
+use crate::emulator::Pair;
 use crate::error::{Context as _, LabError};
 use crate::guest::{Event, Guest, Start};
 use crate::initramfs;
@@ -51,13 +51,16 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let archive = initramfs::pack(prepared, scenario.script, &[])?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
-    let emulator = scenario.bridge.map(|bridge| Emulator::start(bridge, &place.sockets)).transpose()?;
+    let bridge = scenario
+        .bridge
+        .map(|bridge| Pair::start(bridge, &place.sockets))
+        .transpose()?;
     let (sender, events) = mpsc::channel();
     let start = Instant::now();
     let mut guests = Vec::new();
     for (at, (role, machine)) in ROLES.into_iter().zip(&scenario.guests).enumerate() {
         let settings = settings(scenario, at);
-        let socket = emulator.as_ref().map(|emulator| emulator.socket(at));
+        let socket = bridge.as_ref().map(|bridge| bridge.socket(at));
         let start = Start {
             place: at,
             role,
@@ -71,7 +74,15 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     }
     drop(sender);
 
-    let mut run = Run { scenario, start, guests, emulator, stories: Default::default(), first_failure: None, talk: Vec::new() };
+    let mut run = Run {
+        scenario,
+        start,
+        guests,
+        bridge,
+        stories: Default::default(),
+        first_failure: None,
+        talk: Vec::new(),
+    };
     run.follow(&events);
     for guest in &mut run.guests {
         guest.kill();
@@ -81,8 +92,16 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
 }
 
 fn settings(scenario: &Scenario, at: usize) -> Vec<(&'static str, String)> {
-    let mut all = vec![("ROLE", ROLES[at].to_string()), ("PEER", ROLES[1 - at].to_string())];
-    all.extend(scenario.settings.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    let mut all = vec![
+        ("ROLE", ROLES[at].to_string()),
+        ("PEER", ROLES[1 - at].to_string()),
+    ];
+    all.extend(
+        scenario
+            .settings
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned())),
+    );
     all
 }
 
@@ -108,7 +127,7 @@ struct Run<'a> {
     scenario: &'a Scenario,
     start: Instant,
     guests: Vec<Guest>,
-    emulator: Option<Emulator>,
+    bridge: Option<Pair>,
     stories: [Story; 2],
     /// The guest that failed first.
     first_failure: Option<usize>,
@@ -151,9 +170,10 @@ impl Run<'_> {
             "done" => story.done = true,
             "put" => self.guests[1 - at].tell(line),
             "bridge" => {
-                let answer = match self.emulator.as_ref().map(|emulator| emulator.act(at, rest)) {
-                    Some(true) => "done",
-                    Some(false) | None => "unknown",
+                let answer = match self.bridge.as_ref().map(|bridge| bridge.act(rest)) {
+                    Some(Ok(())) => "done".to_owned(),
+                    Some(Err(why)) => why,
+                    None => "there is no bridge".to_owned(),
                 };
                 self.guests[at].tell(&format!("put bridge {answer}"));
             }
@@ -167,22 +187,37 @@ impl Run<'_> {
         fs::write(&talk, &self.talk).context("write", &talk)?;
         let seconds = self.start.elapsed().as_secs_f64();
         let mut reasons = Vec::new();
-        if let Some(emulator) = &self.emulator {
-            reasons.extend(emulator.faults());
-        }
+        reasons.extend(self.bridge.iter().flat_map(Pair::faults));
         for (at, role) in ROLES.into_iter().enumerate() {
-            reasons.extend(self.verdict(at).into_iter().map(|reason| format!("guest {role}: {reason}")));
+            reasons.extend(
+                self.verdict(at)
+                    .into_iter()
+                    .map(|reason| format!("guest {role}: {reason}")),
+            );
             let complaints = complaints(&self.guests[at].console, self.scenario.tolerates);
-            reasons.extend(complaints.into_iter().map(|line| format!("guest {role}: kernel: {line}")));
+            reasons.extend(
+                complaints
+                    .into_iter()
+                    .map(|line| format!("guest {role}: kernel: {line}")),
+            );
         }
         let passed = reasons.is_empty();
         if !passed {
             reasons.extend(self.evidence(place));
         }
-        let all = |at: usize| self.stories[at].passed.iter().map(move |passed| (ROLES[at], passed));
+        let all = |at: usize| {
+            self.stories[at]
+                .passed
+                .iter()
+                .map(move |passed| (ROLES[at], passed))
+        };
         let mut steps: Vec<Step> = all(0)
             .chain(all(1))
-            .map(|(guest, (step, at))| Step { guest, step: step.clone(), at_seconds: at.as_secs_f64() })
+            .map(|(guest, (step, at))| Step {
+                guest,
+                step: step.clone(),
+                at_seconds: at.as_secs_f64(),
+            })
             .collect();
         steps.sort_by(|one, other| one.at_seconds.total_cmp(&other.at_seconds));
         let notes = ROLES.into_iter().zip(&self.stories);
@@ -195,7 +230,7 @@ impl Run<'_> {
             reasons,
             steps,
             notes: notes.collect(),
-            bridge: self.emulator.as_ref().map(Emulator::counts),
+            bridge: self.bridge.as_ref().map(Pair::report),
             logs: Some(place.logs.clone()),
         })
     }
@@ -203,9 +238,17 @@ impl Run<'_> {
     /// What is wrong with one guest's report.
     fn verdict(&self, at: usize) -> Vec<String> {
         let story = &self.stories[at];
-        let step = if story.step.is_empty() { "start-up" } else { &story.step };
+        let step = if story.step.is_empty() {
+            "start-up"
+        } else {
+            &story.step
+        };
         if let Some(failure) = &story.failure {
-            return if self.first_failure == Some(at) { vec![failure.clone()] } else { vec![] };
+            return if self.first_failure == Some(at) {
+                vec![failure.clone()]
+            } else {
+                vec![]
+            };
         }
         if !story.done {
             // The other guest's failure ends the run early; this one is then only a bystander.
@@ -216,7 +259,10 @@ impl Run<'_> {
             };
         }
         let passed: BTreeSet<&str> = story.passed.iter().map(|(step, _)| step.as_str()).collect();
-        let missing = self.scenario.steps_of(ROLES[at]).filter(|step| !passed.contains(step));
+        let missing = self
+            .scenario
+            .steps_of(ROLES[at])
+            .filter(|step| !passed.contains(step));
         missing.map(|step| format!("never reported {step}")).collect()
     }
 
@@ -243,5 +289,9 @@ fn complaints(console: &Path, tolerated: &[&str]) -> Vec<String> {
     let is_complaint = |line: &&str| {
         COMPLAINTS.iter().any(|mark| line.contains(mark)) && !tolerated.iter().any(|mark| line.contains(mark))
     };
-    text.lines().filter(is_complaint).take(5).map(|line| line.trim_end().to_owned()).collect()
+    text.lines()
+        .filter(is_complaint)
+        .take(5)
+        .map(|line| line.trim_end().to_owned())
+        .collect()
 }

@@ -44,8 +44,16 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) const PLAIN: Self = Self { memory_mib: 256, cpus: 1, iommu: false, devices: &[] };
-    pub(crate) const IOMMU: Self = Self { iommu: true, ..Self::PLAIN };
+    pub(crate) const PLAIN: Self = Self {
+        memory_mib: 256,
+        cpus: 1,
+        iommu: false,
+        devices: &[],
+    };
+    pub(crate) const IOMMU: Self = Self {
+        iommu: true,
+        ..Self::PLAIN
+    };
 }
 
 /// The two guests, as they are called in scripts, steps and logs.
@@ -54,19 +62,28 @@ pub(crate) const ROLES: [char; 2] = ['a', 'b'];
 impl Scenario {
     /// The steps that the guest must pass.
     pub(crate) fn steps_of(&self, role: char) -> impl Iterator<Item = &'static str> {
-        self.steps.iter().filter_map(move |step| match step.split_once(':') {
-            Some((only, step)) => (only.chars().eq([role])).then_some(step),
-            None => Some(*step),
-        })
+        self.steps
+            .iter()
+            .filter_map(move |step| match step.split_once(':') {
+                Some((only, step)) => (only.chars().eq([role])).then_some(step),
+                None => Some(*step),
+            })
     }
 
     /// What it needs besides what `setup` prepares, for `lab list`.
     pub(crate) fn needs(&self) -> String {
         let bridge = match self.bridge {
-            Some(bridge) => format!("ntb-emu ({}, {} KiB windows)", bridge.model, bridge.window_bytes >> 10),
+            Some(bridge) => format!(
+                "ntb-emu ({}, {} KiB windows)",
+                bridge.model,
+                bridge.window_bytes >> 10
+            ),
             None => "no bridge".to_owned(),
         };
         let memory: u32 = self.guests.iter().map(|guest| guest.memory_mib).sum();
-        format!("{bridge}, two guests with {memory} MiB in all, up to {} s", self.time_limit.as_secs())
+        format!(
+            "{bridge}, two guests with {memory} MiB in all, up to {} s",
+            self.time_limit.as_secs()
+        )
     }
 }

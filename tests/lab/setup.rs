@@ -76,17 +76,28 @@ impl Prepared {
 impl Kernel {
     fn in_folder(folder: &Path, missing: impl Fn(&'static str) -> LabError) -> Result<Self, LabError> {
         let names = |folder: &Path| -> Vec<PathBuf> {
-            let mut found: Vec<_> =
-                fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+            let mut found: Vec<_> = fs::read_dir(folder)
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|entry| entry.path())
+                .collect();
             found.sort();
             found
         };
         let is_image = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("bzImage"))
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("bzImage"))
         };
-        let image = names(folder).into_iter().rfind(is_image).ok_or_else(|| missing("bzImage*"))?;
+        let image = names(folder)
+            .into_iter()
+            .rfind(is_image)
+            .ok_or_else(|| missing("bzImage*"))?;
         let modules = folder.join("modules");
-        if !names(&modules).iter().any(|path| path.extension().is_some_and(|end| end == "ko")) {
+        if !names(&modules)
+            .iter()
+            .any(|path| path.extension().is_some_and(|end| end == "ko"))
+        {
             return Err(missing("modules/*.ko"));
         }
         Ok(Self { image, modules })
@@ -96,22 +107,40 @@ impl Kernel {
 fn root(cache: &Cache) -> Result<PathBuf, LabError> {
     let inputs = [debian::SUITE, debian::PINS, &QEMU_PACKAGES.join(",")];
     let folder = cache.entry("qemu", &inputs, |folder| {
-        timed("QEMU and busybox from Debian packages", "about half a minute", || {
-            let root = folder.join("root");
-            Bootstrap { root: Some(&root), packages: QEMU_PACKAGES, hooks: &[], work: folder }.run()
-        })
+        timed(
+            "QEMU and busybox from Debian packages",
+            "about half a minute",
+            || {
+                let root = folder.join("root");
+                Bootstrap {
+                    root: Some(&root),
+                    packages: QEMU_PACKAGES,
+                    hooks: &[],
+                    work: folder,
+                }
+                .run()
+            },
+        )
     })?;
     let root = folder.join("root");
     for needed in ["usr/bin/qemu-system-x86_64", "usr/bin/busybox"] {
         if !root.join(needed).exists() {
-            return Err(LabError::Incomplete { what: needed, place: folder });
+            return Err(LabError::Incomplete {
+                what: needed,
+                place: folder,
+            });
         }
     }
     Ok(root)
 }
 
 fn kernel(cache: &Cache) -> Result<Kernel, LabError> {
-    let inputs = [debian::SUITE, KERNEL_CONFIG, KERNEL_SCRIPT, &KERNEL_PACKAGES.join(",")];
+    let inputs = [
+        debian::SUITE,
+        KERNEL_CONFIG,
+        KERNEL_SCRIPT,
+        &KERNEL_PACKAGES.join(","),
+    ];
     let folder = cache.entry("kernel", &inputs, |folder| {
         let expectation = "about 12 minutes on two idle cores; NTB_LAB_KERNEL takes a ready one";
         timed("guest kernel from Debian's source", expectation, || {
@@ -126,14 +155,27 @@ fn kernel(cache: &Cache) -> Result<Kernel, LabError> {
                 "chroot \"$1\" sh /lab/kernel.sh".to_owned(),
                 format!("copy-out /lab/out '{place}'"),
             ];
-            Bootstrap { root: None, packages: KERNEL_PACKAGES, hooks: &hooks, work: folder }.run()
+            Bootstrap {
+                root: None,
+                packages: KERNEL_PACKAGES,
+                hooks: &hooks,
+                work: folder,
+            }
+            .run()
         })
     })?;
-    Kernel::in_folder(&folder.join("out"), |what| LabError::Incomplete { what, place: folder.clone() })
+    Kernel::in_folder(&folder.join("out"), |what| LabError::Incomplete {
+        what,
+        place: folder.clone(),
+    })
 }
 
 /// Runs a step, saying before what it is and after how long it took.
-fn timed<T>(what: &str, expectation: &str, step: impl FnOnce() -> Result<T, LabError>) -> Result<T, LabError> {
+fn timed<T>(
+    what: &str,
+    expectation: &str,
+    step: impl FnOnce() -> Result<T, LabError>,
+) -> Result<T, LabError> {
     say(&format!("preparing {what} ({expectation})"));
     let start = Instant::now();
     let result = step()?;

@@ -128,10 +128,7 @@ impl BarMap {
     /// Whether the kernel has taken the mapping away under an access: the device is gone, loads give all ones, and
     /// stores land nowhere.
     pub fn lost(&self) -> bool {
-        self.areas
-            .iter()
-            .map(|a| &a.guard)
-            .any(Guarded::lost)
+        self.areas.iter().map(|a| &a.guard).any(Guarded::lost)
     }
 
     /// Address of `bytes` bytes from `offset`, if they lie in one mapped area; [`PciError::Hole`] otherwise.

@@ -136,7 +136,10 @@ impl std::fmt::Display for LinkEvent {
             Self::Errors {
                 correctable,
                 uncorrectable,
-            } => write!(f, "correctable {correctable:#x}, uncorrectable {uncorrectable:#x}"),
+            } => write!(
+                f,
+                "correctable {correctable:#x}, uncorrectable {uncorrectable:#x}"
+            ),
             Self::DeviceGone { why } => f.write_str(why),
             Self::DeviceBack => f.write_str("started anew"),
             Self::WindowsRefused { why } => f.write_str(why),

@@ -216,11 +216,12 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             let sent = match self.enqueue_run(message_type, size, &bytes[done * size..]) {
                 Ok(n) => n,
                 Err(e) if done == 0 => return Err(e),
-                Err(_) => {
+                Err(SendError::Full { .. }) => {
                     // The refusal is of messages the caller will offer again: it is counted then.
                     self.stats.refused -= 1;
                     break;
                 }
+                Err(_) => break, // the same error meets the next call
             };
             done += sent;
         }

@@ -21,9 +21,9 @@ fail() {
     evidence 2>&1 | tail -n 60 | while read -r line; do note "evidence $line"; done
     say "fail $STEP: $*"
     echo "lab: fail $STEP: $*" >/dev/kmsg
-    sync
+    # The other guest says first what it sees, with this one still there.
+    sleep 3
     poweroff -f
-    sleep 60
 }
 
 # evidence: prints what a reader of a failure should see; a scenario's script has its own.
@@ -57,10 +57,11 @@ meet() {
     get "$1" "${2:-60}" >/dev/null
 }
 
-# bridge ACTION: what no guest can do itself, such as pulling the cable.
+# bridge ACTION: what no guest can do itself, in the words of an emulator scenario: `link down` pulls the cable.
 bridge() {
     say "bridge $*"
-    holds "the emulator does not know" [ "$(get bridge)" = done ]
+    bridge_answer=$(get bridge)
+    [ "$bridge_answer" = done ] || fail "the emulator: $*: $bridge_answer"
 }
 
 # within SECONDS WHY COMMAND...: tries until the command succeeds.

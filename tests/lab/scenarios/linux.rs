@@ -7,9 +7,24 @@ use crate::scenario::{Bridge, Machine, Scenario};
 const MIB: u64 = 1 << 20;
 
 pub(crate) fn all() -> Vec<Scenario> {
-    let intel = [("DRIVER", "ntb_hw_intel"), ("MASKS", "yes"), ("SIDED", "yes"), ("LINK", "client")];
-    let amd = [("DRIVER", "ntb_hw_amd"), ("MASKS", "yes"), ("SIDED", "yes"), ("LINK", "driver")];
-    let epf = [("DRIVER", "ntb_hw_epf"), ("MASKS", "no"), ("SIDED", "no"), ("LINK", "client")];
+    let intel = [
+        ("DRIVER", "ntb_hw_intel"),
+        ("MASKS", "yes"),
+        ("SIDED", "yes"),
+        ("LINK", "client"),
+    ];
+    let amd = [
+        ("DRIVER", "ntb_hw_amd"),
+        ("MASKS", "yes"),
+        ("SIDED", "yes"),
+        ("LINK", "driver"),
+    ];
+    let epf = [
+        ("DRIVER", "ntb_hw_epf"),
+        ("MASKS", "no"),
+        ("SIDED", "no"),
+        ("LINK", "client"),
+    ];
     vec![
         linux("linux-intel-spr", "intel-spr", intel),
         linux("linux-intel-icx", "intel-icx", intel),
@@ -21,7 +36,16 @@ pub(crate) fn all() -> Vec<Scenario> {
 
 fn linux(name: &'static str, model: &'static str, settings: [(&'static str, &'static str); 4]) -> Scenario {
     let [_, (_, masks), _, (_, link)] = settings;
-    let mut steps = vec!["probe", "ports", "link-up", "scratchpads", "doorbells", "windows", "pingpong", "perf"];
+    let mut steps = vec![
+        "probe",
+        "ports",
+        "link-up",
+        "scratchpads",
+        "doorbells",
+        "windows",
+        "pingpong",
+        "perf",
+    ];
     steps.extend(["netdev", "tcp", "transport-reload", "driver-reload", "unload"]);
     if masks == "yes" {
         steps.push("doorbell-mask");
@@ -36,7 +60,10 @@ fn linux(name: &'static str, model: &'static str, settings: [(&'static str, &'st
         proves: "the kernel's driver takes the emulated port for its hardware: probe, link up and down, every \
                  scratchpad and doorbell, masks, windows and their ends; ntb_tool, ntb_pingpong, ntb_perf, \
                  ntb_transport with ntb_netdev (ping, TCP with checksum) run; unloading and reloading is seen",
-        bridge: Some(Bridge { model, window_bytes: MIB }),
+        bridge: Some(Bridge {
+            model,
+            window_bytes: MIB,
+        }),
         // One guest without an IOMMU: there only the window's own limit stands between the peer and all memory.
         guests: [Machine::PLAIN, Machine::IOMMU],
         script: include_str!("linux.sh"),

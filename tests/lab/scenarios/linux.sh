@@ -15,7 +15,6 @@ evidence() {
     for n in 0 1 2 3 4 5 6 7; do
         [ -e "$tool/spad$n" ] && echo "spad$n $(cat "$tool/spad$n")"
     done
-    grep seq= /tmp/ping
     ifconfig eth0 | grep packets
 } 2>/dev/null
 
@@ -36,6 +35,9 @@ unload_client() {
 bind_driver() {
     load "$DRIVER"
     within 10 "the driver offers no NTB device" [ -e "/sys/bus/ntb/devices/$device" ]
+    # AMD's driver reports the link again from a timer, one second after it is loaded. An ntb_transport that has
+    # begun to send by then resets its ring a second time, and its peer waits for ever.
+    [ "$DRIVER" != ntb_hw_amd ] || sleep 2
 }
 
 reads() { [ "$(cat "$1")" = "$2" ]; }
@@ -207,10 +209,10 @@ if [ "$LINK" = client ]; then
     pass
 
     step cable
-    [ "$ROLE" = a ] || bridge cable out
+    [ "$ROLE" = a ] || bridge link down
     link_is N
     meet out
-    [ "$ROLE" = a ] || bridge cable in
+    [ "$ROLE" = a ] || bridge link up
     link_is Y
     meet in
     pass
@@ -241,6 +243,18 @@ pass
 
 [ "$ROLE" = a ] && own_ip=10.9.8.1 peer_ip=10.9.8.2 || own_ip=10.9.8.2 peer_ip=10.9.8.1
 carrier() { [ "$(cat /sys/class/net/eth0/carrier 2>/dev/null)" = "$1" ]; }
+# What the last client left in the scratchpads is no greeting of ntb_transport. It clears them itself where it
+# finds the link down; AMD's is up from the start, and a stale queue pair bit makes it send before its peer has
+# set up the ring, which then waits for ever for the frame that was wiped.
+clear_scratchpads() {
+    load ntb_tool
+    n=0
+    while [ -e "$tool/spad$n" ]; do
+        echo 0 >"$tool/spad$n"
+        n=$((n + 1))
+    done
+    rmmod ntb_tool
+}
 network_up() {
     load ntb_transport
     load ntb_netdev
@@ -248,15 +262,19 @@ network_up() {
     within 60 "the network has no carrier" carrier 1
 }
 step netdev
+clear_scratchpads
+meet clear
 ifconfig lo 127.0.0.1 up
 network_up
 meet network
-# In turn: ping's socket has room for one packet of this device's size, and takes the other side's requests too.
+# Guests in turn, one request at a time: ping's socket has room for one packet of this device's size, takes the
+# other side's requests too, and drops what comes in a bunch after a pause of a busy machine.
 ping_peer() {
     within 20 "no answer to ping" ping -c 1 -W 2 $peer_ip
-    ping -c 20 -i 0.1 $peer_ip >/tmp/ping
-    note "$(tail -n 2 /tmp/ping | tr '\n' ' ')"
-    holds "pings lost" grep -q ' 0% packet loss' /tmp/ping
+    for n in 1 2 3 4 5 6 7 8 9 10; do
+        holds "ping $n lost" ping -q -c 1 -W 10 $peer_ip >/tmp/ping
+    done
+    note "$(tail -n 1 /tmp/ping)"
 }
 in_turn ping_peer
 meet pinged
@@ -285,6 +303,7 @@ if [ "$ROLE" = a ]; then
     [ "$LINK" = client ] || rmmod "$DRIVER"
     meet gone
     [ "$LINK" = client ] || bind_driver
+    clear_scratchpads
     network_up
 else
     within 60 "the loss of the peer is not seen" carrier 0

@@ -26,7 +26,9 @@ impl Cache {
         } else if let Some(home) = variable("HOME") {
             home.join(".cache/ntb-lab")
         } else {
-            return Err(LabError::NoCacheFolder { what: "guest kernel and QEMU" });
+            return Err(LabError::NoCacheFolder {
+                what: "guest kernel and QEMU",
+            });
         };
         fs::create_dir_all(&root).context("create", &root)?;
         let root = root.canonicalize().context("resolve", &root)?;
@@ -69,7 +71,9 @@ impl Cache {
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
 }
 
 /// FNV-1a over the inputs with their lengths. Names a cache entry; guards against nothing but staleness.

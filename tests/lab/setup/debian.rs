@@ -46,7 +46,10 @@ impl Bootstrap<'_> {
         }
         command.arg(format!("--include={}", self.packages.join(",")));
         command.arg("--setup-hook=mkdir -p \"$1\"/etc/apt/preferences.d");
-        command.arg(format!("--setup-hook=cp '{}' \"$1\"/etc/apt/preferences.d/lab", pins.display()));
+        command.arg(format!(
+            "--setup-hook=cp '{}' \"$1\"/etc/apt/preferences.d/lab",
+            pins.display()
+        ));
         for hook in self.hooks {
             command.arg(format!("--customize-hook={hook}"));
         }
@@ -99,23 +102,38 @@ fn require_mmdebstrap() -> Result<(), LabError> {
         return Err(missing("install it from your distribution".to_owned()));
     }
     if !rustix::process::geteuid().is_root() {
-        return Err(missing(format!("as root: apt-get install {}", packages.join(" "))));
+        return Err(missing(format!(
+            "as root: apt-get install {}",
+            packages.join(" ")
+        )));
     }
     say("installing mmdebstrap with apt-get");
     let log = std::env::temp_dir().join("ntb-lab-apt.log");
     logged("apt-get update", Command::new("apt-get").arg("update"), &log)?;
     let mut install = Command::new("apt-get");
-    install.args(["install", "-y", "--no-install-recommends"]).args(packages);
-    logged("apt-get install", install.env("DEBIAN_FRONTEND", "noninteractive"), &log)
+    install
+        .args(["install", "-y", "--no-install-recommends"])
+        .args(packages);
+    logged(
+        "apt-get install",
+        install.env("DEBIAN_FRONTEND", "noninteractive"),
+        &log,
+    )
 }
 
 /// The Debian mirror that this machine's apt uses.
 fn mirror() -> Result<String, LabError> {
-    if let Some(mirror) = std::env::var("NTB_LAB_MIRROR").ok().filter(|text| !text.is_empty()) {
+    if let Some(mirror) = std::env::var("NTB_LAB_MIRROR")
+        .ok()
+        .filter(|text| !text.is_empty())
+    {
         return Ok(mirror);
     }
     let format = "$(REPO_URI) $(COMPONENT)";
-    let targets = output("apt-get", &["indextargets", "--format", format, "Identifier: Packages"])?;
+    let targets = output(
+        "apt-get",
+        &["indextargets", "--format", format, "Identifier: Packages"],
+    )?;
     pick_mirror(&targets).ok_or(LabError::NoMirror { suite: SUITE })
 }
 
@@ -137,10 +155,19 @@ fn apt_options() -> Result<Vec<String>, LabError> {
 
 fn transport_options(dump: &str) -> Vec<String> {
     let wanted = |line: &&str| {
-        let name = line.split([' ', '"']).next().unwrap_or_default().to_ascii_lowercase();
-        let transport = ["acquire::http", "acquire::https", "acquire::ftp", "acquire::check-"]
-            .iter()
-            .any(|prefix| name.starts_with(prefix));
+        let name = line
+            .split([' ', '"'])
+            .next()
+            .unwrap_or_default()
+            .to_ascii_lowercase();
+        let transport = [
+            "acquire::http",
+            "acquire::https",
+            "acquire::ftp",
+            "acquire::check-",
+        ]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
         transport && !line.contains(" \"\"")
     };
     dump.lines().filter(wanted).map(str::to_owned).collect()
@@ -157,7 +184,9 @@ fn output(program: &'static str, arguments: &[&str]) -> Result<String, LabError>
 
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|candidate| candidate.is_file())
 }
 
 #[cfg(test)]
@@ -171,7 +200,10 @@ mod tests {
                        http://mirror.example/debian/ contrib\n\
                        http://mirror.example/debian/ main\n\
                        http://other.example/debian/ main\n";
-        assert_eq!(pick_mirror(targets).as_deref(), Some("http://mirror.example/debian/"));
+        assert_eq!(
+            pick_mirror(targets).as_deref(),
+            Some("http://mirror.example/debian/")
+        );
         assert_eq!(pick_mirror("http://mirror.example/ubuntu/ main\n"), None);
         assert_eq!(pick_mirror(""), None);
     }
@@ -183,7 +215,10 @@ mod tests {
                     APT::Architecture \"amd64\";\n";
         assert_eq!(
             transport_options(dump),
-            ["Acquire::http::Proxy \"http://proxy.example:3142\";", "Acquire::Check-Valid-Until \"false\";"]
+            [
+                "Acquire::http::Proxy \"http://proxy.example:3142\";",
+                "Acquire::Check-Valid-Until \"false\";"
+            ]
         );
     }
 }

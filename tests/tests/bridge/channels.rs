@@ -54,7 +54,9 @@ impl Node {
 }
 
 fn message(n: u64, len: usize) -> Vec<u8> {
-    (0..len as u64).map(|i| (n.wrapping_mul(31) + i * 7) as u8).collect()
+    (0..len as u64)
+        .map(|i| (n.wrapping_mul(31) + i * 7) as u8)
+        .collect()
 }
 
 /// Echoes `count` messages of growing sizes, and checks each.
@@ -87,13 +89,25 @@ fn messages_go_both_ways() {
         for (way, before) in [(pair.a_to_b, before.a_to_b), (pair.b_to_a, before.b_to_a)] {
             let registers = way.register_reads - before.register_reads;
             assert_eq!((way.window_reads, registers), (0, 0), "{family}");
-            assert_eq!(way.fault_unmapped + way.fault_forbidden + way.not_master, 0, "{family}");
+            assert_eq!(
+                way.fault_unmapped + way.fault_forbidden + way.not_master,
+                0,
+                "{family}"
+            );
             assert_eq!(way.outside_window, 0, "{family}");
         }
         drop((a, b));
         let report = bridges.report();
-        assert_eq!((report.pair.a.maps_now, report.pair.b.maps_now), (0, 0), "{family}");
-        assert_eq!((report.server_a.faults, report.server_b.faults), (0, 0), "{family}");
+        assert_eq!(
+            (report.pair.a.maps_now, report.pair.b.maps_now),
+            (0, 0),
+            "{family}"
+        );
+        assert_eq!(
+            (report.server_a.faults, report.server_b.faults),
+            (0, 0),
+            "{family}"
+        );
     }
 }
 
@@ -117,13 +131,18 @@ fn channels_return_after_every_loss() {
             bridges.act(lose);
             for node in [&mut a, &mut b] {
                 node.event("link lost", |e| matches!(e, Event::LinkLost { .. }));
-                assert!(matches!(node.rx.recv(&mut [0; 64], WATCHDOG), Err(RecvFailure::Lost(_))));
+                assert!(matches!(
+                    node.rx.recv(&mut [0; 64], WATCHDOG),
+                    Err(RecvFailure::Lost(_))
+                ));
             }
             bridges.act(restore);
             again(&mut a, &mut b);
         }
         drop(b);
-        a.event("peer gone", |e| matches!(e, Event::PeerGone(_) | Event::LinkLost { .. }));
+        a.event("peer gone", |e| {
+            matches!(e, Event::PeerGone(_) | Event::LinkLost { .. })
+        });
         let mut b = Node::new(&bridges, 1);
         again(&mut a, &mut b);
     }
@@ -135,7 +154,12 @@ fn held_lines_are_never_torn() {
     for family in FAMILIES {
         let bridges = Bridges::new(family);
         for from in SideId::BOTH {
-            bridges.act(Action::HoldLines { from, bytes: 24, time: Duration::from_micros(300), every: 3 });
+            bridges.act(Action::HoldLines {
+                from,
+                bytes: 24,
+                time: Duration::from_micros(300),
+                every: 3,
+            });
         }
         let (mut a, mut b) = (Node::new(&bridges, 0), Node::new(&bridges, 1));
         a.connect();
@@ -150,7 +174,10 @@ fn held_lines_are_never_torn() {
 fn a_slow_wire() {
     let bridges = Bridges::new("intel-spr");
     for from in SideId::BOTH {
-        bridges.act(Action::Delay { from, time: Duration::from_millis(2) });
+        bridges.act(Action::Delay {
+            from,
+            time: Duration::from_millis(2),
+        });
     }
     let (mut a, mut b) = (Node::new(&bridges, 0), Node::new(&bridges, 1));
     a.connect();

@@ -125,7 +125,11 @@ impl Joined {
     }
 
     /// Polls both ends until both are in a state that suits.
-    pub(crate) fn until(&mut self, what: &str, done: impl Fn(LinkStatus, LinkStatus) -> bool) -> [LinkStatus; 2] {
+    pub(crate) fn until(
+        &mut self,
+        what: &str,
+        done: impl Fn(LinkStatus, LinkStatus) -> bool,
+    ) -> [LinkStatus; 2] {
         let start = Instant::now();
         loop {
             let [a, b] = self.poll();

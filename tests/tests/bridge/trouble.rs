@@ -71,7 +71,10 @@ fn windows_are_joined() {
         let mut engine = joined.near.outbound().unwrap();
         let lines = engine.lines();
         assert_eq!(lines, windows * WINDOW / 64, "{family}");
-        for at in [WINDOW / 64 - 1, WINDOW / 64].into_iter().filter(|at| *at < lines) {
+        for at in [WINDOW / 64 - 1, WINDOW / 64]
+            .into_iter()
+            .filter(|at| *at < lines)
+        {
             engine.put(at, &line(at));
             engine.flush();
             wait_for(joined.far.as_ref().unwrap(), at, &line(at));
@@ -85,7 +88,10 @@ fn nothing_lands_beyond_the_memory() {
     for family in FAMILIES {
         let bridges = Bridges::new(family);
         let near = bridges.open(0);
-        let options = NtbOptions { window_bytes: 2 * 4096, ..NtbOptions::default() };
+        let options = NtbOptions {
+            window_bytes: 2 * 4096,
+            ..NtbOptions::default()
+        };
         let far = bridges.try_open(1, &options).unwrap();
         assert_eq!(far.inbound().lines(), 128);
         let joined = Joined::of(near, Some(far), bridges).up();
@@ -101,7 +107,11 @@ fn nothing_lands_beyond_the_memory() {
         wait_for(far, 127, &line(127));
         let beyond = if last < WINDOW / 64 { 2 + 1 } else { 3 };
         let stats = joined.bridges.report().pair.a_to_b;
-        assert_eq!((stats.outside_window, stats.fault_unmapped), (beyond, 0), "{family}");
+        assert_eq!(
+            (stats.outside_window, stats.fault_unmapped),
+            (beyond, 0),
+            "{family}"
+        );
     }
 }
 
@@ -110,13 +120,23 @@ fn nothing_lands_beyond_the_memory() {
 fn window_sizes() {
     let bridges = Bridges::new("intel-spr");
     for bytes in [0, 63] {
-        let options = NtbOptions { window_bytes: bytes, ..NtbOptions::default() };
+        let options = NtbOptions {
+            window_bytes: bytes,
+            ..NtbOptions::default()
+        };
         let e = bridges.try_open(0, &options).unwrap_err();
         assert_eq!((e.name, e.exit), ("link-memory", 2));
         assert!(e.what.contains(&format!("{bytes} bytes")), "{e}");
     }
-    let options = NtbOptions { window_bytes: 64 * 77, ..NtbOptions::default() };
-    assert_eq!(bridges.try_open(0, &options).unwrap().inbound().lines(), 128, "whole pages");
+    let options = NtbOptions {
+        window_bytes: 64 * 77,
+        ..NtbOptions::default()
+    };
+    assert_eq!(
+        bridges.try_open(0, &options).unwrap().inbound().lines(),
+        128,
+        "whole pages"
+    );
     assert_eq!(bridges.open(0).inbound().lines(), 2 * WINDOW / 64);
 }
 
@@ -131,7 +151,10 @@ fn engines_store_as_they_are_told() {
         (EngineChoice::Uncached8, "trapped-8", 8),
     ] {
         let bridges = Bridges::new("intel-spr");
-        let options = NtbOptions { engine: wish, ..NtbOptions::default() };
+        let options = NtbOptions {
+            engine: wish,
+            ..NtbOptions::default()
+        };
         let near = bridges.try_open(0, &options).unwrap();
         assert_eq!((near.facts().engine, near.order()), (name, order));
         let far = bridges.open(1);
@@ -155,7 +178,10 @@ fn engines_store_as_they_are_told() {
 fn one_direction_dead() {
     for family in ["intel-spr", "intel-icx", "intel-skx", "epf"] {
         let mut joined = Joined::new(family, Trouble::Cable).up();
-        joined.bridges.act(Action::Dead { from: SideId::A, dead: true });
+        joined.bridges.act(Action::Dead {
+            from: SideId::A,
+            dead: true,
+        });
         let mut to_far = joined.near.outbound().unwrap();
         let mut to_near = joined.far.as_ref().unwrap().outbound().unwrap();
         to_far.put(1, &line(1));
@@ -163,8 +189,14 @@ fn one_direction_dead() {
         wait_for(&joined.near, 2, &line(2));
         let [near, far] = joined.poll();
         assert_eq!((near.losses, far.losses), (0, 0), "{family}");
-        assert_eq!(Inbound::load_line(&joined.far.as_ref().unwrap().inbound(), 1), Line::ZERO);
-        joined.bridges.act(Action::Dead { from: SideId::A, dead: false });
+        assert_eq!(
+            Inbound::load_line(&joined.far.as_ref().unwrap().inbound(), 1),
+            Line::ZERO
+        );
+        joined.bridges.act(Action::Dead {
+            from: SideId::A,
+            dead: false,
+        });
         to_far.put(1, &line(5));
         wait_for(joined.far.as_ref().unwrap(), 1, &line(5));
     }
@@ -175,7 +207,10 @@ fn one_direction_dead() {
 fn registers_of_all_ones_are_values() {
     for family in FAMILIES {
         let mut joined = Joined::new(family, Trouble::Cable).up();
-        joined.bridges.act(Action::BlankRegisters { from: SideId::B, count: 3 });
+        joined.bridges.act(Action::BlankRegisters {
+            from: SideId::B,
+            count: 3,
+        });
         joined.far.as_mut().unwrap().write_registers(&[7; REGISTERS]);
         let mut expected = [7; REGISTERS];
         expected[..3].fill(u32::MAX);
@@ -191,8 +226,14 @@ fn registers_of_all_ones_are_values() {
 fn lost_registers_and_doorbells() {
     for family in FAMILIES {
         let mut joined = Joined::new(family, Trouble::Cable).up();
-        joined.bridges.act(Action::LoseRegisters { from: SideId::B, count: 8 });
-        joined.bridges.act(Action::LoseDoorbells { from: SideId::B, count: 1 });
+        joined.bridges.act(Action::LoseRegisters {
+            from: SideId::B,
+            count: 8,
+        });
+        joined.bridges.act(Action::LoseDoorbells {
+            from: SideId::B,
+            count: 1,
+        });
         let far = joined.far.as_mut().unwrap();
         far.write_registers(&[7; REGISTERS]);
         far.ring(3);
@@ -212,7 +253,11 @@ fn lost_registers_and_doorbells() {
 fn refused_mappings() {
     for family in FAMILIES {
         let bridges = Bridges::new(family);
-        let refuse = Action::RefuseMap { side: SideId::A, nth: 1, errno: Errno::NOMEM };
+        let refuse = Action::RefuseMap {
+            side: SideId::A,
+            nth: 1,
+            errno: Errno::NOMEM,
+        };
         bridges.act(refuse);
         let e = bridges.try_open(0, &NtbOptions::default()).unwrap_err();
         assert_eq!(e.errno, Some(Errno::NOMEM.raw_os_error()), "{family}: {e}");
@@ -234,7 +279,11 @@ fn refused_mappings() {
             matches!(&told[..], [LinkEvent::WindowsRefused { .. }]),
             "{family}: {told:?}"
         );
-        assert_eq!(joined.near.poll().unwrap().losses, 1, "{family}: a refusal is no loss");
+        assert_eq!(
+            joined.near.poll().unwrap().losses,
+            1,
+            "{family}: a refusal is no loss"
+        );
         assert_eq!(joined.bridges.report().pair.a.maps_refused, 2, "{family}");
     }
 }
@@ -244,7 +293,11 @@ fn refused_mappings() {
 fn mappings_refused_for_ever() {
     let mut joined = Joined::new("intel-spr", Trouble::Cable).up();
     let refuse = |joined: &Joined| {
-        joined.bridges.act(Action::RefuseMap { side: SideId::A, nth: 1, errno: Errno::NOSPC });
+        joined.bridges.act(Action::RefuseMap {
+            side: SideId::A,
+            nth: 1,
+            errno: Errno::NOSPC,
+        });
     };
     joined.lose();
     joined.until("loss", |near, _| near.losses == 1);
@@ -271,7 +324,10 @@ fn surprise_removal_is_told() {
         joined.lose();
         joined.until("removal seen", |near, _| near.state == LinkState::CableDown);
         let told = events(&mut joined.near);
-        assert!(matches!(&told[..], [LinkEvent::DeviceGone { .. }]), "{family}: {told:?}");
+        assert!(
+            matches!(&told[..], [LinkEvent::DeviceGone { .. }]),
+            "{family}: {told:?}"
+        );
         assert_eq!(joined.near.registers(), [u32::MAX; REGISTERS]);
         joined.restore();
         let mut joined = joined.up();
@@ -290,7 +346,10 @@ fn a_new_emulator_takes_the_old_ones_place() {
     let mut joined = Joined::of(bridges.open(0), Some(bridges.open(1)), bridges).up();
     joined.bridges.restart();
     joined.until("return", |near, far| {
-        near.losses == 1 && far.losses == 1 && near.state == LinkState::WindowsSet && far.state == LinkState::WindowsSet
+        near.losses == 1
+            && far.losses == 1
+            && near.state == LinkState::WindowsSet
+            && far.state == LinkState::WindowsSet
     });
     let mut engine = joined.near.outbound().unwrap();
     engine.put(4, &line(4));
@@ -304,8 +363,14 @@ fn rate_and_errors_are_told() {
         let mut joined = Joined::new(family, Trouble::Cable).up();
         let start = Instant::now();
         joined.bridges.act(Action::Width(4));
-        joined.bridges.act(Action::Error { side: SideId::A, severity: Severity::Correctable });
-        joined.bridges.act(Action::Error { side: SideId::A, severity: Severity::NonFatal });
+        joined.bridges.act(Action::Error {
+            side: SideId::A,
+            severity: Severity::Correctable,
+        });
+        joined.bridges.act(Action::Error {
+            side: SideId::A,
+            severity: Severity::NonFatal,
+        });
         let mut told = Vec::new();
         while told.len() < 2 {
             joined.poll();
@@ -314,7 +379,10 @@ fn rate_and_errors_are_told() {
         }
         told.sort_by_key(LinkEvent::name);
         let [
-            LinkEvent::Errors { correctable, uncorrectable },
+            LinkEvent::Errors {
+                correctable,
+                uncorrectable,
+            },
             LinkEvent::Rate { before, now },
         ] = &told[..]
         else {
@@ -357,11 +425,17 @@ fn mappings_end_with_their_life() {
             joined.until("loss", |near, far| near.losses == losses && far.losses == losses);
             let maps = joined.bridges.report().pair;
             let kept = u64::from(family == "amd"); // a cut wire leaves its windows open
-            assert_eq!((maps.a.maps_now, maps.b.maps_now), (kept, kept), "{family}: while it is down");
+            assert_eq!(
+                (maps.a.maps_now, maps.b.maps_now),
+                (kept, kept),
+                "{family}: while it is down"
+            );
             joined.restore();
             joined = joined.up();
         }
-        let Joined { near, far, bridges, .. } = joined;
+        let Joined {
+            near, far, bridges, ..
+        } = joined;
         let pair = bridges.report().pair;
         let maps = if family == "amd" { 1 } else { 4 };
         assert_eq!((pair.a.maps, pair.a.maps_now), (maps, 1), "{family}");
@@ -391,7 +465,10 @@ fn addresses_that_cannot_be_opened() {
 #[test]
 fn by_address() {
     let bridges = Bridges::new("intel-icx");
-    let options = LinkOptions { engine: EngineChoice::Uncached8, ..LinkOptions::default() };
+    let options = LinkOptions {
+        engine: EngineChoice::Uncached8,
+        ..LinkOptions::default()
+    };
     let text = bridges.addresses[0].to_string();
     let opened = select::open(&text.parse().unwrap(), &options).unwrap();
     let facts = opened.link.facts();

@@ -33,9 +33,10 @@ const STALL: Duration = Duration::from_secs(10);
 /// Warming up ends after this time.
 const WARM: Duration = Duration::from_secs(1);
 /// How long replies may still come after an interrupt.
-const DRAIN: Duration = Duration::from_millis(200);
-/// How long the far end may take to report what it counted.
+const DRAIN: Duration = Duration::from_millis(150);
+/// How long the far end may take to report what it counted, and how long after an interrupt: all ends within a second.
 const REPORT: Duration = Duration::from_secs(5);
+const LAST_REPORT: Duration = Duration::from_millis(350);
 /// Floors before and after that differ by more than this spoil a result.
 const FLOOR_DRIFT: f64 = 0.2;
 
@@ -153,7 +154,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
     }
     let noise = Counts::read().since(counts, run.largest_gap_ns);
     let far = if error.is_none() {
-        site.finish(if interrupted { DRAIN } else { REPORT })
+        site.finish(if interrupted { LAST_REPORT } else { REPORT })
     } else {
         None
     };
@@ -413,6 +414,9 @@ fn verdict(report: &Report, error: Option<&Failure>) -> Exit {
         .wire
         .is_none_or(|wire| wire.modelled_writes == wire.counted_writes);
     let good = agree
-        && report.lost == 0 && report.duplicated == 0 && report.out_of_order == 0 && report.corrupt == 0;
+        && report.lost == 0
+        && report.duplicated == 0
+        && report.out_of_order == 0
+        && report.corrupt == 0;
     if good { Exit::Good } else { Exit::Bad }
 }

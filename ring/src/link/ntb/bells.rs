@@ -139,6 +139,9 @@ mod tests {
         assert_eq!(bit(0b1010_0100, 2), 0b1000_0000);
         assert_eq!(bit(0b1010_0100, 3), 0b100);
         assert_eq!(bit(0, 3), 0);
-        assert_eq!((distinct(0x7fff), distinct(u64::MAX), distinct(0b11)), (15, 16, 2));
+        assert_eq!(
+            (distinct(0x7fff), distinct(u64::MAX), distinct(0b11)),
+            (15, 16, 2)
+        );
     }
 }

@@ -43,7 +43,11 @@ pub(super) enum Method {
 
 impl Method {
     /// What suits the aperture, the processor and the user's wish.
-    pub(super) fn choose(kind: ApertureKind, cpu: CpuFeatures, wish: EngineChoice) -> Result<Self, LinkError> {
+    pub(super) fn choose(
+        kind: ApertureKind,
+        cpu: CpuFeatures,
+        wish: EngineChoice,
+    ) -> Result<Self, LinkError> {
         let wide = Width::widest(cpu);
         let refused = |engine: &str, needed: &str| LinkError {
             name: "engine-not-to-be-had",
@@ -62,7 +66,9 @@ impl Method {
             (_, Trapped) => Self::Trapped64,
             (EngineChoice::Uncached8, Mapped(_)) => Self::Uncached8,
             (EngineChoice::Movdir64b, Mapped(_)) if cpu.movdir64b => Self::Direct,
-            (EngineChoice::Movdir64b, Mapped(_)) => return Err(refused("movdir64b", "a processor with movdir64b")),
+            (EngineChoice::Movdir64b, Mapped(_)) => {
+                return Err(refused("movdir64b", "a processor with movdir64b"));
+            }
             (EngineChoice::Auto | EngineChoice::WriteCombining, Mapped(CacheType::WriteCombining)) => {
                 Self::Combined(wide)
             }
@@ -89,7 +95,9 @@ impl Method {
     pub(super) fn order(self) -> Order {
         match self {
             Self::Combined(Width::Bytes64) | Self::Direct | Self::WriteBack => Order::Ordered,
-            Self::Combined(Width::Bytes8) | Self::Uncached8 | Self::Trapped64 | Self::Trapped8 => Order::Relaxed,
+            Self::Combined(Width::Bytes8) | Self::Uncached8 | Self::Trapped64 | Self::Trapped8 => {
+                Order::Relaxed
+            }
         }
     }
 }
@@ -152,11 +160,18 @@ impl Outbound {
             };
             let aperture = aperture.map_err(failed)?;
             let here = aperture.bytes() / LINE_BYTES as u64;
-            pieces.push(Piece { first_line: lines, lines: here, aperture });
+            pieces.push(Piece {
+                first_line: lines,
+                lines: here,
+                aperture,
+            });
             lines += here;
         }
         let Some(first) = pieces.first() else {
-            return Err(failed(NtbError::NoWindow { window: 0, windows: 0 }));
+            return Err(failed(NtbError::NoWindow {
+                window: 0,
+                windows: 0,
+            }));
         };
         let method = Method::choose(first.aperture.kind(), cpu, wish)?;
         let reach = match first.aperture.kind() {
@@ -198,10 +213,12 @@ impl Outbound {
                         // SAFETY: as above.
                         unsafe { store::write_back(p, l) }
                     }),
-                    Method::Uncached8 | Method::Trapped64 | Method::Trapped8 => boxed(mapped, lines, method, |p, l| {
-                        // SAFETY: as above.
-                        unsafe { store::uncached8(p, l) }
-                    }),
+                    Method::Uncached8 | Method::Trapped64 | Method::Trapped8 => {
+                        boxed(mapped, lines, method, |p, l| {
+                            // SAFETY: as above.
+                            unsafe { store::uncached8(p, l) }
+                        })
+                    }
                 }
             }
         })
@@ -268,7 +285,12 @@ fn boxed<S>(mapped: Arc<Mapped>, lines: u64, method: Method, store: S) -> Box<dy
 where
     S: Fn(*mut u64, &Line) + Send + 'static,
 {
-    Box::new(Stores { mapped, lines, method, store })
+    Box::new(Stores {
+        mapped,
+        lines,
+        method,
+        store,
+    })
 }
 
 /// Stores by instructions.
@@ -367,7 +389,11 @@ mod tests {
         avx: true,
     };
 
-    fn chosen(kind: ApertureKind, cpu: CpuFeatures, wish: EngineChoice) -> Result<(&'static str, Order), &'static str> {
+    fn chosen(
+        kind: ApertureKind,
+        cpu: CpuFeatures,
+        wish: EngineChoice,
+    ) -> Result<(&'static str, Order), &'static str> {
         Method::choose(kind, cpu, wish)
             .map(|m| (m.name(), m.order()))
             .map_err(|e| {
@@ -385,8 +411,18 @@ mod tests {
         const NOT: &str = "engine-not-to-be-had";
         let wc = EngineChoice::WriteCombining;
         for (kind, cpu, wish, expected) in [
-            (Mapped(WriteCombining), ALL, Auto, Ok(("write-combining", Ordered))),
-            (Mapped(WriteCombining), NONE, Auto, Ok(("write-combining", Relaxed))),
+            (
+                Mapped(WriteCombining),
+                ALL,
+                Auto,
+                Ok(("write-combining", Ordered)),
+            ),
+            (
+                Mapped(WriteCombining),
+                NONE,
+                Auto,
+                Ok(("write-combining", Relaxed)),
+            ),
             (Mapped(WriteCombining), ALL, Movdir64b, Ok(("movdir64b", Ordered))),
             (Mapped(WriteCombining), NONE, Movdir64b, Err(NOT)),
             (Mapped(Uncached), ALL, Auto, Ok(("movdir64b", Ordered))),

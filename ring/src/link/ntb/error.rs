@@ -25,9 +25,9 @@ pub(super) fn link_error(address: &str, e: &NtbError) -> LinkError {
 fn errno(e: &NtbError) -> Option<i32> {
     match e {
         NtbError::Pci(PciError::Io { source, .. })
-        | NtbError::Open(OpenError::Permission { source, .. } | OpenError::Pci(PciError::Io { source, .. })) => {
-            source.raw_os_error()
-        }
+        | NtbError::Open(
+            OpenError::Permission { source, .. } | OpenError::Pci(PciError::Io { source, .. }),
+        ) => source.raw_os_error(),
         _ => None,
     }
 }

@@ -69,7 +69,9 @@ impl Health {
         let base = self.errors?;
         let take = |offset| {
             let at = base + offset;
-            let bits = config::read32(function, at).ok().filter(|bits| *bits != u32::MAX)?;
+            let bits = config::read32(function, at)
+                .ok()
+                .filter(|bits| *bits != u32::MAX)?;
             if bits != 0 {
                 config::write32(function, at, bits).ok()?;
             }

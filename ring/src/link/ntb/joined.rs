@@ -55,7 +55,10 @@ impl Inbound {
     ) -> Result<Self, NtbError> {
         let align = alignment(joined(port.windows()));
         let mapping = Arc::new(space.map(region, align)?);
-        Ok(Self { open: Vec::new(), mapping })
+        Ok(Self {
+            open: Vec::new(),
+            mapping,
+        })
     }
 
     /// Closes the windows, and leaves the memory mapped.
@@ -64,7 +67,12 @@ impl Inbound {
     }
 
     /// Shows the first `bytes` bytes of the memory to the peer.
-    pub(super) fn open(&mut self, port: &Arc<dyn NtbPort>, region: &Arc<Region>, bytes: u64) -> Result<(), NtbError> {
+    pub(super) fn open(
+        &mut self,
+        port: &Arc<dyn NtbPort>,
+        region: &Arc<Region>,
+        bytes: u64,
+    ) -> Result<(), NtbError> {
         let mut start = 0;
         for (index, info) in joined(port.windows()).iter().enumerate() {
             let part = info.bytes.min(bytes - start);

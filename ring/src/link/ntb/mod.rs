@@ -243,11 +243,17 @@ impl NtbLink {
         let rate = match report.map(|report| report.state) {
             Some(hw::LinkState::Up(rate)) => Some(rate),
             Some(hw::LinkState::Down) => None,
-            None => config::pcie_link(function).ok().flatten().and_then(|link| link.current),
+            None => config::pcie_link(function)
+                .ok()
+                .flatten()
+                .and_then(|link| link.current),
         };
         let changed = rate.and_then(|rate| device.health.rate(rate));
         let errors = device.health.errors(function, now);
-        changed.into_iter().chain(errors).for_each(|event| self.tell(event));
+        changed
+            .into_iter()
+            .chain(errors)
+            .for_each(|event| self.tell(event));
     }
 
     fn take_state(&mut self, report: LinkReport, now: Instant) {
@@ -304,7 +310,9 @@ impl NtbLink {
         self.bells.detach();
         self.device = None;
         self.losses += u64::from(was_up);
-        self.phase = Phase::Gone { retry: now + RETRY_PAUSE };
+        self.phase = Phase::Gone {
+            retry: now + RETRY_PAUSE,
+        };
         self.tell(LinkEvent::DeviceGone { why });
     }
 
@@ -316,7 +324,9 @@ impl NtbLink {
         if now < retry {
             return Ok(());
         }
-        self.phase = Phase::Gone { retry: now + RETRY_PAUSE };
+        self.phase = Phase::Gone {
+            retry: now + RETRY_PAUSE,
+        };
         let Ok(device) = Device::open(&self.address, &self.options.open) else {
             return Ok(());
         };
@@ -362,7 +372,9 @@ impl NtbLink {
             Err(e) => {
                 self.close_inbound();
                 self.outbound = None;
-                self.phase = Phase::Up { retry: now + RETRY_PAUSE };
+                self.phase = Phase::Up {
+                    retry: now + RETRY_PAUSE,
+                };
                 self.suspect.set(true);
                 let since = match self.refused.take() {
                     Some((since, _)) => since,
