@@ -8,7 +8,7 @@ use ntb_emu::{
     server::Endpoint,
 };
 use ntb_ring::link::{Link, select};
-use rustix::io::Errno;
+use rustix::{io::Errno, net::SocketType};
 
 use crate::Rng;
 
@@ -51,6 +51,23 @@ impl Venue {
     /// Address of an end.
     pub(crate) fn address(&self, side: usize) -> &str {
         &self.addresses[side]
+    }
+
+    /// Abstract name of the socket behind an end.
+    pub(crate) fn socket(&self, side: usize) -> String {
+        let address = self.address(side);
+        match (address.strip_prefix("emu:@"), address.strip_prefix("soft:")) {
+            (Some(name), _) => name.to_owned(),
+            (None, name) => format!("ntb-soft:{}", name.unwrap_or_default()),
+        }
+    }
+
+    /// Kind of that socket.
+    pub(crate) fn socket_kind(&self) -> SocketType {
+        match self.bridges {
+            Some(_) => SocketType::STREAM,
+            None => SocketType::SEQPACKET,
+        }
     }
 
     /// Family of the bridges, where there are any.
