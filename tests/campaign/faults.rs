@@ -132,15 +132,12 @@ enum Wire {
 
 impl Wire {
     /// The ends of a link, and what joins them.
-    fn new(link: &str, rng: &mut Rng) -> Result<(Box<dyn Link>, Box<dyn Link>, Self), String> {
+    fn new(link: &str, rng: &mut Rng) -> Result<([Box<dyn Link>; 2], Self), String> {
         const WINDOW_BYTES: u64 = 1 << 17;
         if link == "emu" {
             let venue = Venue::new(link, rng)?;
-            return Ok((
-                venue.open(0, WINDOW_BYTES)?,
-                venue.open(1, WINDOW_BYTES)?,
-                Self::Bridges(venue),
-            ));
+            let ends = [venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?];
+            return Ok((ends, Self::Bridges(venue)));
         }
         let options = PairOptions {
             window_bytes: WINDOW_BYTES,
@@ -148,7 +145,7 @@ impl Wire {
         };
         let (a, b) = pair(&options).map_err(|e| e.to_string())?;
         let control = a.control();
-        Ok((Box::new(a), Box::new(b), Self::Pair(control)))
+        Ok(([Box::new(a), Box::new(b)], Self::Pair(control)))
     }
 
     /// Loses the link, some times, or does something else that bridges can suffer.
@@ -164,7 +161,7 @@ impl Wire {
 
 fn run_part(part: &Part, seed: u64, messages: u64, link: &str) -> Result<serde_json::Value, String> {
     let mut rng = Rng::new(seed);
-    let (a, b, wire) = Wire::new(link, &mut rng)?;
+    let ([a, b], wire) = Wire::new(link, &mut rng)?;
     let mut troubles = BTreeMap::new();
     let faults = [0, 1].map(|_| {
         Faults::new(FaultOptions {

@@ -1,7 +1,7 @@
 //! A link over a Non-Transparent Bridge, real (`ntb:BDF`) or emulated (`emu:PATH`): the driver cannot tell which.
 //!
 //! The eight registers are scratchpads, and doorbells are doorbells. All memory windows that can be joined make up the
-//! inbound memory (see [`joined`]); it is allocated once and stays for as long as the link object.
+//! inbound memory (see module `joined`); it is allocated once and stays for as long as the link object.
 //!
 //! # Life
 //!
