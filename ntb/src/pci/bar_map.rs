@@ -177,3 +177,31 @@ impl BarMap {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ntb_mem::region::Pages;
+
+    #[test]
+    fn stores_after_revocation_reach_nobody() {
+        let region = Region::allocate(8192, Pages::Normal).unwrap();
+        let area = Area {
+            offset: 4096,
+            bytes: 4096,
+        };
+        let areas = vec![MappedArea::shared(area, &region).unwrap()];
+        let map = BarMap::new(Bar::B2, CacheType::WriteBack, areas, ());
+        let region = std::sync::Arc::new(region);
+        let seen = || region.view().load(512, std::sync::atomic::Ordering::Acquire);
+        map.store(4096, 7u64).unwrap();
+        assert_eq!(seen(), 7);
+        map.revoke().unwrap();
+        let pointer = map.pointer(4096, 8).unwrap();
+        map.store(4096, 9u64).unwrap();
+        assert_eq!(map.load::<u64>(4096).unwrap(), 9, "private memory");
+        assert_eq!(seen(), 7, "what the device has is left alone");
+        map.revoke().unwrap();
+        assert_eq!(map.pointer(4096, 8).unwrap(), pointer);
+    }
+}

@@ -438,4 +438,57 @@ mod tests {
             assert_eq!(chosen(kind, cpu, wish), expected, "{kind} {cpu:?} {wish:?}");
         }
     }
+
+    /// Plain memory in the place of two apertures, the second one twice as long.
+    #[test]
+    fn every_method_stores_whole_lines_where_they_belong() {
+        use ntb_mem::region::{Pages, Region};
+        let cpu = CpuFeatures::detect();
+        let mut methods = vec![
+            Method::Combined(Width::Bytes8),
+            Method::Uncached8,
+            Method::WriteBack,
+        ];
+        if cpu.avx512f {
+            methods.push(Method::Combined(Width::Bytes64));
+        }
+        if cpu.movdir64b {
+            methods.push(Method::Direct);
+        }
+        for method in methods {
+            let regions = [4096, 8192].map(|n| Arc::new(Region::allocate(n, Pages::Normal).unwrap()));
+            let [first, second] = regions.each_ref().map(|r| r.view());
+            let outbound = Outbound {
+                method,
+                reach: Reach::Mapped(Arc::new(Mapped {
+                    segments: vec![(0, 64, first.as_ptr()), (64, 128, second.as_ptr())],
+                    pieces: Vec::new(),
+                })),
+                lines: 192,
+            };
+            let mut engine = outbound.engine();
+            assert_eq!((engine.lines(), engine.order()), (192, method.order()));
+            let line = |n: u64| Line(std::array::from_fn(|i| n << 8 | i as u64 | 1 << 60));
+            for n in [0, 1, 63, 64, 65, 191] {
+                engine.put(n, &line(n));
+            }
+            engine.barrier();
+            engine.put_bytes(62, &[0x77; 3 * LINE_BYTES]);
+            engine.flush();
+            let load = |n: u64| match n {
+                0..64 => crate::link::engine::Inbound::load_line(&first, n),
+                _ => crate::link::engine::Inbound::load_line(&second, n - 64),
+            };
+            for n in 0..192 {
+                let expected = match n {
+                    62..65 => Line([0x7777_7777_7777_7777; 8]),
+                    0 | 1 | 65 | 191 => line(n),
+                    _ => Line::ZERO,
+                };
+                assert_eq!(load(n), expected, "{method:?}, line {n}");
+            }
+            let outside = std::panic::AssertUnwindSafe(|| engine.put(192, &Line::ZERO));
+            assert!(std::panic::catch_unwind(outside).is_err(), "{method:?}");
+        }
+    }
 }
