@@ -18,7 +18,7 @@ use ntb_ring::{
 };
 use serde_json::{Value, json};
 
-use crate::Report;
+use crate::{Report, Rng, venue::Venue};
 
 const WATCHDOG: Duration = Duration::from_secs(30);
 
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     early_eviction: u32,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -80,13 +80,17 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         StorePath::Uncached8,
     ];
     let mut engines = Vec::new();
+    let mut reads = 0;
     for path in paths {
         if args.engine.as_deref().is_none_or(|e| path.name().starts_with(e)) {
             let counted = count(args, path)?;
             judge(args, path, &counted, &mut report);
+            reads += counted.reads;
             engines.push(counted.json(args, path));
         }
     }
+    // Counted where a bridge carries the messages; no engine has an operation that loads.
+    report.set("remote_reads", reads);
     report.set("engines", engines);
     // Builds with assertions count every load of a peer's memory. Without them there is only the reason why there can be
     // none: an engine has no operation that loads.
@@ -111,6 +115,10 @@ struct Counted {
     forward: Traffic,
     back: Traffic,
     received: u64,
+    /// Loads that crossed a bridge.
+    reads: u64,
+    /// Writes of both directions since the start, by the model and by the bridge.
+    writes: Option<([u64; 2], [u64; 2])>,
 }
 
 impl Counted {
@@ -152,6 +160,21 @@ fn judge(args: &Args, path: StorePath, counted: &Counted, report: &mut Report) {
             path.name()
         ));
     }
+    if counted.reads != 0 {
+        report.violation(format!(
+            "{}: {} loads crossed the link",
+            path.name(),
+            counted.reads
+        ));
+    }
+    if let Some((model, bridge)) = counted.writes
+        && model != bridge
+    {
+        report.violation(format!(
+            "{}: the model counts {model:?} writes, the bridge {bridge:?}",
+            path.name()
+        ));
+    }
     if counted.received != args.messages {
         report.violation(format!(
             "{}: {} of {} messages received",
@@ -179,13 +202,22 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
     let (forward, back) = (model(args.seed), model(args.seed.wrapping_add(1)));
     let window_bytes =
         ((CHANNELS_FIRST_LINE + page::PAGE_LINES + ring) * 64 + (1 << 16)).next_multiple_of(4096);
-    let (a, b) = pair(&PairOptions {
-        window_bytes,
-        ..PairOptions::default()
-    })
-    .map_err(|e| e.to_string())?;
-    let wrap = |link, model: &Combining| -> Result<Connection, String> {
-        let link: Box<dyn Link> = Box::new(link);
+    let (a, b, venue): (Box<dyn Link>, Box<dyn Link>, _) = if args.link == "emu" {
+        let venue = Venue::new(&args.link, &mut Rng::new(args.seed))?;
+        (
+            venue.open(0, window_bytes)?,
+            venue.open(1, window_bytes)?,
+            Some(venue),
+        )
+    } else {
+        let (a, b) = pair(&PairOptions {
+            window_bytes,
+            ..PairOptions::default()
+        })
+        .map_err(|e| e.to_string())?;
+        (Box::new(a), Box::new(b), None)
+    };
+    let wrap = |link: Box<dyn Link>, model: &Combining| -> Result<Connection, String> {
         let order = model.order(link.order());
         Connection::open(
             Box::new(Wrapped::new(link, order, model.hook())),
@@ -208,6 +240,13 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
             args.size
         ));
     }
+    let reads = |venue: &Option<Venue>| {
+        venue
+            .as_ref()
+            .and_then(Venue::counts)
+            .map_or(0, |(_, reads)| reads)
+    };
+    let reads_before = reads(&venue);
     let before = (forward.traffic(), back.traffic());
     let received = std::thread::scope(|scope| {
         let other = scope.spawn(|| {
@@ -226,7 +265,15 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
         sent.and(received)
     })?;
     let after = (forward.traffic(), back.traffic());
+    let reads = reads(&venue) - reads_before;
+    drop((near, far, a, b)); // nothing is under way from here on
+    let writes = venue
+        .as_ref()
+        .and_then(Venue::counts)
+        .map(|(counted, _)| ([&forward, &back].map(|model| model.traffic().tlps), counted));
     Ok(Counted {
+        reads,
+        writes,
         forward: minus(after.0, before.0),
         back: minus(after.1, before.1),
         received,

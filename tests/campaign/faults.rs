@@ -5,6 +5,7 @@
 //! must always flow again.
 
 use std::{
+    collections::BTreeMap,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
@@ -23,6 +24,7 @@ use serde_json::json;
 use crate::{
     Report, Rng,
     traffic::{self, Checker},
+    venue::Venue,
 };
 
 const RING_LINES: u64 = 128;
@@ -38,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000_000))]
     messages: u64,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -105,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     let parts = parts();
     let share = args.messages.div_ceil(parts.len() as u64);
     for part in parts {
-        match run_part(&part, rng.next(), share) {
+        match run_part(&part, rng.next(), share, &args.link) {
             Ok(result) => {
                 found.insert(part.name.to_owned(), result);
             }
@@ -122,14 +124,45 @@ struct Board {
     stop: AtomicBool,
 }
 
-fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, String> {
+/// What joins the two ends.
+enum Wire {
+    Pair(PairControl),
+    Bridges(Venue),
+}
+
+impl Wire {
+    /// The ends of a link, and what joins them.
+    fn new(link: &str, rng: &mut Rng) -> Result<([Box<dyn Link>; 2], Self), String> {
+        const WINDOW_BYTES: u64 = 1 << 17;
+        if link == "emu" {
+            let venue = Venue::new(link, rng)?;
+            let ends = [venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?];
+            return Ok((ends, Self::Bridges(venue)));
+        }
+        let options = PairOptions {
+            window_bytes: WINDOW_BYTES,
+            ..PairOptions::default()
+        };
+        let (a, b) = pair(&options).map_err(|e| e.to_string())?;
+        let control = a.control();
+        Ok(([Box::new(a), Box::new(b)], Self::Pair(control)))
+    }
+
+    /// Loses the link, some times, or does something else that bridges can suffer.
+    fn disturb(&self, rng: &mut Rng, troubles: &mut BTreeMap<&'static str, u64>) -> Result<(), String> {
+        let times = 1 + rng.below(3) as u32;
+        match self {
+            Self::Pair(control) => control.flap(times).map_err(|e| e.to_string())?,
+            Self::Bridges(venue) => *troubles.entry(venue.trouble(rng)).or_default() += 1,
+        }
+        Ok(())
+    }
+}
+
+fn run_part(part: &Part, seed: u64, messages: u64, link: &str) -> Result<serde_json::Value, String> {
     let mut rng = Rng::new(seed);
-    let options = PairOptions {
-        window_bytes: 1 << 17,
-        ..PairOptions::default()
-    };
-    let (a, b) = pair(&options).map_err(|e| e.to_string())?;
-    let control = a.control();
+    let ([a, b], wire) = Wire::new(link, &mut rng)?;
+    let mut troubles = BTreeMap::new();
     let faults = [0, 1].map(|_| {
         Faults::new(FaultOptions {
             seed: rng.next(),
@@ -143,8 +176,7 @@ fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, 
                 .map_err(|e| e.to_string())?,
         );
     }
-    let connect = |link, faults: &Faults| -> Result<Connection, String> {
-        let link: Box<dyn Link> = Box::new(link);
+    let connect = |link: Box<dyn Link>, faults: &Faults| -> Result<Connection, String> {
         let order = faults.order(link.order());
         Connection::open(
             Box::new(Wrapped::new(link, order, faults.hook())),
@@ -172,7 +204,7 @@ fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, 
                 })
             })
             .collect();
-        let watched = disturb(part, &mut rng, &control, &faults, board, messages);
+        let watched = disturb(part, &mut rng, (&wire, &mut troubles), &faults, board, messages);
         board.stop.store(true, Ordering::Relaxed);
         let mut results: Vec<Result<Checker, String>> = Vec::new();
         for thread in threads {
@@ -195,12 +227,20 @@ fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, 
         received += checker.received;
         lives += checker.gaps;
     }
+    let losses = sides[0].stats().losses;
+    drop(sides);
+    if let Wire::Bridges(venue) = &wire
+        && let Some(violation) = venue.violations().first()
+    {
+        return Err(violation.clone());
+    }
     let counts = faults.map(|f| f.counts());
     let sum = |what: fn(&ntb_ring::link::faults::FaultCounts) -> u64| counts.iter().map(what).sum::<u64>();
     Ok(json!({
         "received": received,
         "lives_with_loss": lives,
-        "link_losses": sides[0].stats().losses,
+        "family": if let Wire::Bridges(venue) = &wire { venue.family() } else { None },
+        "link_losses": losses,
         "delayed": sum(|c| c.delayed),
         "held": sum(|c| c.held),
         "reordered": sum(|c| c.reordered),
@@ -209,6 +249,7 @@ fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, 
         "late": sum(|c| c.late),
         "scribbled": sum(|c| c.scribbled),
         "vanished": sum(|c| c.vanished),
+        "troubles": troubles,
     }))
 }
 
@@ -216,7 +257,7 @@ fn run_part(part: &Part, seed: u64, messages: u64) -> Result<serde_json::Value, 
 fn disturb(
     part: &Part,
     rng: &mut Rng,
-    control: &PairControl,
+    (wire, troubles): (&Wire, &mut BTreeMap<&'static str, u64>),
     faults: &[Faults; 2],
     board: &Board,
     messages: u64,
@@ -244,8 +285,7 @@ fn disturb(
             std::thread::sleep(Duration::from_millis(rng.below(40)));
             direction.set_dead(false);
         } else if part.flaps {
-            let times = 1 + rng.below(3) as u32;
-            control.flap(times).map_err(|e| e.to_string())?;
+            wire.disturb(rng, troubles)?;
         }
     }
 }

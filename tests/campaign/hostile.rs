@@ -23,6 +23,7 @@ use crate::{
     Report, Rng,
     leftovers::Leftovers,
     traffic::{self, Checker},
+    venue::Venue,
 };
 
 const RING_LINES: u64 = 256;
@@ -39,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -70,19 +71,22 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     let mut honest = 0;
     {
         let mut rng = Rng::new(args.seed);
-        let name = format!("campaign-hostile-{}-{:x}", std::process::id(), rng.next());
-        let mut victim = Victim::start(&name)?;
-        meet(&name, &mut rng)?;
+        let venue = Venue::new(&args.link, &mut rng)?;
+        if let Some(family) = venue.family() {
+            report.set("family", family);
+        }
+        let mut victim = Victim::start(venue.address(0))?;
+        meet(&venue, &mut rng)?;
         let descriptors = victim.descriptors();
         for round in 0..args.rounds {
             let kind = (round % ATTACKS.len() as u64) as usize;
             counts[kind] += 1;
             let attacked = match kind {
-                0 => socket_bytes(&name, &mut rng),
-                1 => socket_flood(&name, &mut rng),
-                2 => scribble(&name, &mut rng, false, false),
-                3 => scribble(&name, &mut rng, true, false),
-                _ => scribble(&name, &mut rng, true, true),
+                0 => socket_bytes(&venue, &mut rng),
+                1 => socket_flood(&venue, &mut rng),
+                2 => scribble(&venue, &mut rng, false, false),
+                3 => scribble(&venue, &mut rng, true, false),
+                _ => scribble(&venue, &mut rng, true, true),
             };
             match attacked {
                 Ok(n) => stores += n,
@@ -95,7 +99,7 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
                 report.violation(format!("round {round} ({}): {e}", ATTACKS[kind]));
                 break;
             }
-            match meet(&name, &mut rng) {
+            match meet(&venue, &mut rng) {
                 Ok(n) => honest += n,
                 Err(e) => {
                     report.violation(format!(
@@ -134,19 +138,19 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
 }
 
 /// Speaks no greeting, or half of one, or too much.
-fn socket_bytes(name: &str, rng: &mut Rng) -> Result<u64, String> {
+fn socket_bytes(venue: &Venue, rng: &mut Rng) -> Result<u64, String> {
     use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
     let mut sent = 0;
     for _ in 0..1 + rng.below(8) {
-        let kind = if rng.below(8) == 0 {
-            SocketType::STREAM
-        } else {
-            SocketType::SEQPACKET
+        let kind = match (venue.socket_kind(), rng.below(8)) {
+            (SocketType::SEQPACKET, 0) => SocketType::STREAM, // not what is spoken there
+            (kind, _) => kind,
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
             rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|e| e.to_string())?;
-        let address = rustix::net::SocketAddrUnix::new_abstract_name(format!("ntb-soft:{name}").as_bytes())
+        let socket_name = venue.socket(rng.below(2) as usize);
+        let address = rustix::net::SocketAddrUnix::new_abstract_name(socket_name.as_bytes())
             .map_err(|e| e.to_string())?;
         if rustix::net::connect(&socket, &address).is_err() {
             continue; // a full backlog, or another kind of socket
@@ -161,15 +165,16 @@ fn socket_bytes(name: &str, rng: &mut Rng) -> Result<u64, String> {
 }
 
 /// Opens many connections at once and says nothing.
-fn socket_flood(name: &str, rng: &mut Rng) -> Result<u64, String> {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType};
-    let address = rustix::net::SocketAddrUnix::new_abstract_name(format!("ntb-soft:{name}").as_bytes())
+fn socket_flood(venue: &Venue, rng: &mut Rng) -> Result<u64, String> {
+    use rustix::net::{AddressFamily, SocketFlags};
+    let kind = venue.socket_kind();
+    let address = rustix::net::SocketAddrUnix::new_abstract_name(venue.socket(1).as_bytes())
         .map_err(|e| e.to_string())?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let mut held = Vec::new();
     for _ in 0..100 {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-            .map_err(|e| e.to_string())?;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).map_err(|e| e.to_string())?;
         if rustix::net::connect(&socket, &address).is_ok() {
             held.push(socket);
         }
@@ -180,8 +185,8 @@ fn socket_flood(name: &str, rng: &mut Rng) -> Result<u64, String> {
 
 /// Connects as a peer would and stores random lines everywhere: over the whole window, or aimed at the pages that are in
 /// use; before any session, or in the middle of one.
-fn scribble(name: &str, rng: &mut Rng, in_session: bool, aimed: bool) -> Result<u64, String> {
-    let (link, tap) = Tap::open(name)?;
+fn scribble(venue: &Venue, rng: &mut Rng, in_session: bool, aimed: bool) -> Result<u64, String> {
+    let (link, tap) = Tap::open(venue)?;
     let spec = ChannelSpec {
         ring_lines: RING_LINES,
         ..ChannelSpec::default()
@@ -235,17 +240,12 @@ struct Tap {
 struct Needle(Arc<Mutex<Option<Engine>>>);
 
 impl Tap {
-    fn open(name: &str) -> Result<(Self, Needle), String> {
-        let address = format!("soft:{name}").parse().map_err(|e| format!("{e}"))?;
-        let options = select::LinkOptions {
-            window_bytes: WINDOW_BYTES,
-            ..select::LinkOptions::default()
-        };
-        let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
+    fn open(venue: &Venue) -> Result<(Self, Needle), String> {
+        let inner = venue.open(1, WINDOW_BYTES)?;
         let engine = Arc::new(Mutex::new(None));
         Ok((
             Self {
-                inner: opened.link,
+                inner,
                 engine: Arc::clone(&engine),
             },
             Needle(engine),
@@ -324,14 +324,9 @@ impl Link for Tap {
 }
 
 /// An honest peer: exchanges messages with the victim, both ways, and checks them.
-fn meet(name: &str, rng: &mut Rng) -> Result<u64, String> {
-    let address = format!("soft:{name}").parse().map_err(|e| format!("{e}"))?;
-    let options = select::LinkOptions {
-        window_bytes: WINDOW_BYTES,
-        ..select::LinkOptions::default()
-    };
-    let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
-    let connection = Connection::open(opened.link, &Options::default()).map_err(|e| e.to_string())?;
+fn meet(venue: &Venue, rng: &mut Rng) -> Result<u64, String> {
+    let link = venue.open(1, WINDOW_BYTES)?;
+    let connection = Connection::open(link, &Options::default()).map_err(|e| e.to_string())?;
     let spec = ChannelSpec {
         ring_lines: RING_LINES,
         ..ChannelSpec::default()
@@ -469,8 +464,8 @@ pub(crate) fn victim(args: &VictimArgs) -> ExitCode {
     }
 }
 
-fn serve(name: &str) -> Result<(), String> {
-    let address = format!("soft:{name}").parse().map_err(|e| format!("{e}"))?;
+fn serve(address: &str) -> Result<(), String> {
+    let address = address.parse().map_err(|e| format!("{e}"))?;
     let options = select::LinkOptions {
         window_bytes: WINDOW_BYTES,
         ..select::LinkOptions::default()

@@ -18,6 +18,7 @@ use crate::{
     leftovers::Leftovers,
     phase::{Board, PHASES, Phase, Probe},
     traffic::{self, Checker, HEADER},
+    venue::Venue,
 };
 
 /// Lines of each ring: small, so that full rings and credits are frequent.
@@ -34,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -140,8 +141,14 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     let mut slowest = Duration::ZERO;
     {
         let mut rng = Rng::new(args.seed);
-        let address = format!("soft:campaign-{}-{:x}", std::process::id(), rng.next());
-        let mut sides = [Side::new(&address, rng.next())?, Side::new(&address, rng.next())?];
+        let venue = Venue::new(&args.link, &mut rng)?;
+        if let Some(family) = venue.family() {
+            report.set("family", family);
+        }
+        let mut sides = [
+            Side::new(venue.address(0), rng.next())?,
+            Side::new(venue.address(1), rng.next())?,
+        ];
         for side in &mut sides {
             side.start()?;
         }
@@ -166,6 +173,8 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         if report.violations.is_empty() && grown(&sides) {
             report.violation(format!("descriptors of a survivor have grown beyond {steady}"));
         }
+        drop(sides);
+        venue.violations().into_iter().for_each(|v| report.violation(v));
     }
     let total: u64 = hits.iter().sum();
     let mut by_phase = serde_json::Map::new();

@@ -11,6 +11,7 @@ mod kill;
 mod leftovers;
 mod phase;
 mod traffic;
+mod venue;
 
 use std::process::ExitCode;
 

@@ -51,6 +51,8 @@ pub struct Report {
     pub corrupt: u64,
     /// Messages that were due and not sent before the end.
     pub unsent: u64,
+    /// Over emulated bridges: what the wire took.
+    pub wire: Option<WireSection>,
     /// Round trips: from the planned sending to the reply, or from the sending where there is no plan.
     pub rtt_ns: Percentiles,
     /// Samples behind `rtt_ns`.
@@ -92,6 +94,28 @@ pub struct LinkSection {
     pub reason: String,
     /// How lines are stored.
     pub engine: &'static str,
+}
+
+/// What the wire of a bridge took for a message. One message is one way: a round trip is two of them.
+///
+/// This end's stores go through a model of the processor's path to the bus, whose writes the emulator counts once more;
+/// the far end's are counted by the emulator. Heartbeats of both ends are in it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WireSection {
+    /// How lines are stored: `wc`, `movdir64b` or `uc8`.
+    pub engine: &'static str,
+    /// Posted writes a message, credits included, in both directions.
+    pub tlps_per_message: f64,
+    /// Bytes that they take on the wire, headers included.
+    pub bytes_per_message: f64,
+    /// Loads that crossed the link while messages flowed, of memory and of registers, by either end.
+    pub remote_reads: u64,
+    /// Posted writes a message that went against the messages (one-way), or carried credits of this end (round trip).
+    pub credit_tlps_per_message: f64,
+    /// Writes of this end that left the model.
+    pub modelled_writes: u64,
+    /// Writes of this end that the emulator counted.
+    pub counted_writes: u64,
 }
 
 /// A stream as the far end saw it.
@@ -202,6 +226,17 @@ impl Report {
                 self.rtt_samples,
                 mean(self.rtt_mean_ns),
                 mean(self.loop_mean_ns)
+            )?;
+        }
+        if let Some(wire) = &self.wire {
+            writeln!(
+                out,
+                "wire ({}): {:.3} TLPs and {:.1} bytes a message, {:.4} TLPs of them for credits, {} remote reads",
+                wire.engine,
+                wire.tlps_per_message,
+                wire.bytes_per_message,
+                wire.credit_tlps_per_message,
+                wire.remote_reads
             )?;
         }
         let floor = &self.floor_ns;

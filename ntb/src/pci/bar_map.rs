@@ -2,10 +2,11 @@
 
 #![allow(unsafe_code, reason = "loads and stores of device memory")]
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{any::Any, fmt, io};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapOptions, MmapRaw};
 use ntb_mem::region::Region;
+use rustix::mm::{MapFlags, ProtFlags};
 
 use super::{Area, Areas, Bar, CacheType, PciError, fault::Guarded};
 use crate::hw::regs::Width;
@@ -15,14 +16,8 @@ pub struct MappedArea {
     area: Area,
     pointer: *mut u8,
     // Fields drop in order: the guard before the mapping.
-    guard: Option<Guarded>,
-    _memory: Memory,
-}
-
-#[allow(dead_code, reason = "held for its drop")]
-enum Memory {
-    File(MmapRaw),
-    Shared(Arc<Region>),
+    guard: Guarded,
+    map: MmapRaw,
 }
 
 // SAFETY: a mapping belongs to the process; it is accessed by fixed-width volatile loads and stores only.
@@ -39,23 +34,38 @@ impl MappedArea {
                 bytes: map.len() as u64,
             },
             pointer: map.as_mut_ptr(),
-            guard: Some(Guarded::new(map.as_mut_ptr(), map.len())),
-            _memory: Memory::File(map),
+            guard: Guarded::new(map.as_mut_ptr(), map.len()),
+            map,
         }
     }
 
-    /// An area that is the same part of plain memory of this process: a software device's. Cut to what the region
-    /// has.
-    pub fn shared(area: Area, region: Arc<Region>) -> Self {
+    /// An area that is the same part of plain memory of this process: a software device's. A mapping of its own, so that
+    /// it can be let go of alone; cut to what the region has.
+    pub fn shared(area: Area, region: &Region) -> io::Result<Self> {
         let offset = area.offset.min(region.bytes());
         let bytes = area.bytes.min(region.bytes() - offset);
-        Self {
-            area: Area { offset, bytes },
-            // Within the region, whose length is a usize.
-            pointer: region.as_ptr().wrapping_add(offset as usize),
-            guard: None,
-            _memory: Memory::Shared(region),
+        let length = usize::try_from(bytes).map_err(io::Error::other)?;
+        let map = MmapOptions::new()
+            .offset(offset)
+            .len(length)
+            .map_raw(&region.descriptor())?;
+        Ok(Self::file(offset, map))
+    }
+
+    /// Puts private memory that nobody reads in place of the device's.
+    fn revoke(&self) -> Result<(), PciError> {
+        // SAFETY: replaces exactly the mapping that `map` owns and will unmap; its users hold raw addresses only,
+        // which stay valid, and the kernel makes the exchange atomic towards accesses of other threads.
+        unsafe {
+            rustix::mm::mmap_anonymous(
+                self.pointer.cast(),
+                self.map.len(),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
+            )
         }
+        .map(drop)
+        .map_err(|e| PciError::io("letting go of a mapped BAR", e))
     }
 }
 
@@ -94,6 +104,12 @@ impl BarMap {
         }
     }
 
+    /// Lets go of the device's memory while others may still be storing to it: the addresses stay valid as long as the
+    /// map and turn into private memory that nobody reads.
+    pub fn revoke(&self) -> Result<(), PciError> {
+        self.areas.iter().try_for_each(MappedArea::revoke)
+    }
+
     /// Memory type.
     pub fn cache(&self) -> CacheType {
         self.cache
@@ -112,10 +128,7 @@ impl BarMap {
     /// Whether the kernel has taken the mapping away under an access: the device is gone, loads give all ones, and
     /// stores land nowhere.
     pub fn lost(&self) -> bool {
-        self.areas
-            .iter()
-            .filter_map(|a| a.guard.as_ref())
-            .any(Guarded::lost)
+        self.areas.iter().map(|a| &a.guard).any(Guarded::lost)
     }
 
     /// Address of `bytes` bytes from `offset`, if they lie in one mapped area; [`PciError::Hole`] otherwise.
@@ -162,5 +175,33 @@ impl BarMap {
             offset,
             bytes,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ntb_mem::region::Pages;
+
+    #[test]
+    fn stores_after_revocation_reach_nobody() {
+        let region = Region::allocate(8192, Pages::Normal).unwrap();
+        let area = Area {
+            offset: 4096,
+            bytes: 4096,
+        };
+        let areas = vec![MappedArea::shared(area, &region).unwrap()];
+        let map = BarMap::new(Bar::B2, CacheType::WriteBack, areas, ());
+        let region = std::sync::Arc::new(region);
+        let seen = || region.view().load(512, std::sync::atomic::Ordering::Acquire);
+        map.store(4096, 7u64).unwrap();
+        assert_eq!(seen(), 7);
+        map.revoke().unwrap();
+        let pointer = map.pointer(4096, 8).unwrap();
+        map.store(4096, 9u64).unwrap();
+        assert_eq!(map.load::<u64>(4096).unwrap(), 9, "private memory");
+        assert_eq!(seen(), 7, "what the device has is left alone");
+        map.revoke().unwrap();
+        assert_eq!(map.pointer(4096, 8).unwrap(), pointer);
     }
 }

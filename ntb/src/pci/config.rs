@@ -320,12 +320,7 @@ pub fn msix_vectors(f: &(impl PciFunction + ?Sized)) -> Result<u16, PciError> {
 
 /// Turns bus mastering on or off and reads it back.
 pub fn set_bus_master(f: &(impl PciFunction + ?Sized), on: bool) -> Result<(), PciError> {
-    let old = read16(f, COMMAND)?;
-    if old == u16::ALL_ONES {
-        return Err(PciError::Gone {
-            what: format!("{}: the command register reads all ones", f.name()),
-        });
-    }
+    let old = command(f)?;
     let new = if on {
         old | COMMAND_MASTER | COMMAND_MEMORY
     } else {
@@ -350,7 +345,18 @@ pub fn set_bus_master(f: &(impl PciFunction + ?Sized), on: bool) -> Result<(), P
 
 /// Whether the function may reach memory.
 pub fn bus_master(f: &(impl PciFunction + ?Sized)) -> Result<bool, PciError> {
-    Ok(read16(f, COMMAND)? & COMMAND_MASTER != 0)
+    Ok(command(f)? & COMMAND_MASTER != 0)
+}
+
+/// The command register; all ones is no value of it.
+fn command(f: &(impl PciFunction + ?Sized)) -> Result<u16, PciError> {
+    let command = read16(f, COMMAND)?;
+    if command == u16::ALL_ONES {
+        return Err(PciError::Gone {
+            what: format!("{}: the command register reads all ones", f.name()),
+        });
+    }
+    Ok(command)
 }
 
 /// Brings the function to power state D0 and keeps it there as far as configuration space can.

@@ -24,8 +24,9 @@ use crate::{
 pub struct InboundWindow {
     // Fields drop in order: window, mapping, memory.
     open: OpenWindow,
-    _mapping: DmaMapping,
+    _mapping: Arc<DmaMapping>,
     region: Arc<Region>,
+    offset: u64,
     bytes: u64,
 }
 
@@ -66,12 +67,37 @@ impl InboundWindow {
                 multiple: info.size_align,
             });
         }
-        let mapping = space.map(region, info.address_align)?;
-        let open = OpenWindow::new(port, index, region, mapping.iova(), bytes)?;
+        let mapping = Arc::new(space.map(region, info.address_align)?);
+        Self::part(port, index, region, &mapping, 0, bytes)
+    }
+
+    /// Lets the peer into `bytes` bytes from `offset` on of `region`, which `mapping` has mapped whole: several windows
+    /// can show parts of one memory. The mapping's address must suit the window at this offset.
+    pub fn part(
+        port: &Arc<dyn NtbPort>,
+        index: usize,
+        region: &Arc<Region>,
+        mapping: &Arc<DmaMapping>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self, NtbError> {
+        let info = info(&**port, index)?;
+        let bytes = round(&info, index, bytes)?;
+        let all = region.bytes().min(mapping.bytes());
+        if offset.checked_add(bytes).is_none_or(|end| end > all) || !offset.is_multiple_of(64) {
+            return Err(NtbError::BadWindowSize {
+                window: index,
+                asked: offset.saturating_add(bytes),
+                limit: all,
+                multiple: info.size_align,
+            });
+        }
+        let open = OpenWindow::new(port, index, region, mapping.iova() + offset, bytes)?;
         Ok(Self {
             open,
-            _mapping: mapping,
+            _mapping: Arc::clone(mapping),
             region: Arc::clone(region),
+            offset,
             bytes,
         })
     }
@@ -94,8 +120,8 @@ impl InboundWindow {
     /// The bytes that the peer reaches, as words.
     pub fn view(&self) -> View {
         let all = self.region.view();
-        // Windows are whole pages, so whole lines, and no longer than the region.
-        all.part(0, self.bytes / 64).unwrap_or(all)
+        // Windows are whole pages, so whole lines, and lie in the region.
+        all.part(self.offset / 64, self.bytes / 64).unwrap_or(all)
     }
 
     /// Closes the window and gives the memory back, with the error that dropping would only log.
@@ -294,6 +320,12 @@ impl Aperture {
                 why: "the aperture is trapped: post to it instead".to_owned(),
             })),
         }
+    }
+
+    /// Lets go of the device's memory behind a mapped aperture while others may still be storing to it: the addresses
+    /// stay valid and turn into private memory that nobody reads. Nothing to do on trapped ones.
+    pub fn revoke(&self) -> Result<(), NtbError> {
+        Ok(self.map.as_ref().map_or(Ok(()), BarMap::revoke)?)
     }
 
     /// Posts bytes to a trapped aperture: one write of the window per call, in order.

@@ -180,6 +180,9 @@ impl Driver {
                 return None;
             }
         }
+        while let Some(event) = self.link.next_event() {
+            self.publish(Event::Device(event));
+        }
         self.look_after_channels();
         self.step();
         let busy = self.ring_sleepers();

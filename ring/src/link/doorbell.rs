@@ -13,11 +13,11 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll},
     io::Errno,
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType},
 };
@@ -36,6 +36,19 @@ enum Bell {
     /// so a hostile peer could make a read or a write of ours sleep for ever. On sockets each call says for itself
     /// that it does not block.
     Shared { wake: OwnedFd, ring: OwnedFd },
+    /// One of several doorbells whose rings arrive at one place: `wake` is readable when anything has arrived there or
+    /// `local` was rung. Whoever wakes first hands the rings out, so that no thread stands between device and sleeper.
+    Handed {
+        local: Arc<OwnedFd>,
+        wake: OwnedFd,
+        hub: Arc<dyn Hub>,
+    },
+}
+
+/// Where the rings of several doorbells arrive together.
+pub(crate) trait Hub: Send + Sync + std::fmt::Debug {
+    /// Takes what has arrived and rings the local descriptors that it is for.
+    fn hand_out(&self);
 }
 
 /// Rings taken up in one go: more than a datagram socket ever queues by default, and a bound for a peer that rings
@@ -53,6 +66,19 @@ impl Doorbell {
         rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self::new)
     }
 
+    /// A doorbell whose rings arrive at `arrivals` together with others, from where `hub` hands them on to `local`.
+    pub(crate) fn handed(
+        local: Arc<OwnedFd>,
+        arrivals: BorrowedFd<'_>,
+        hub: Arc<dyn Hub>,
+    ) -> Result<Self, Errno> {
+        let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        for fd in [local.as_fd(), arrivals] {
+            epoll::add(&wake, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        }
+        Ok(Self(Arc::new(Bell::Handed { local, wake, hub })))
+    }
+
     /// A doorbell that another process of this machine can be given: see [`Doorbell::handle`].
     pub(crate) fn shared() -> Result<Self, Errno> {
         let (wake, ring) = rustix::net::socketpair(
@@ -67,22 +93,32 @@ impl Doorbell {
     /// What to hand to the process that is to ring, for its [`PeerBell`]. Gives away nothing but ringing.
     pub(crate) fn handle(&self) -> Option<BorrowedFd<'_>> {
         match &*self.0 {
-            Bell::Event(_) => None,
+            Bell::Event(_) | Bell::Handed { .. } => None,
             Bell::Shared { ring, .. } => Some(ring.as_fd()),
         }
     }
 
     /// Sleeps until rung or until `timeout`; takes all pending rings. True when there was one.
     pub fn wait(&self, timeout: Duration) -> bool {
-        sleep_on(&[self.as_fd()], timeout) && self.take()
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            if sleep_on(&[self.as_fd()], left) && self.take() {
+                return true;
+            }
+            if left.is_zero() {
+                return false; // woken for others until then
+            }
+        }
     }
 
     /// Takes all pending rings without sleeping. True when there was one.
     pub fn take(&self) -> bool {
         match &*self.0 {
-            Bell::Event(fd) => {
-                let mut count = [0; 8];
-                rustix::io::read(fd, &mut count).is_ok()
+            Bell::Event(fd) => take_event(fd),
+            Bell::Handed { local, hub, .. } => {
+                hub.hand_out();
+                take_event(local)
             }
             Bell::Shared { wake, .. } => {
                 let mut byte = [0; 1];
@@ -97,9 +133,8 @@ impl Doorbell {
     /// Rings it from this process.
     pub fn ring(&self) {
         match &*self.0 {
-            Bell::Event(fd) => {
-                let _ = rustix::io::write(fd, &1u64.to_ne_bytes()); // a full counter is a ring already
-            }
+            Bell::Event(fd) => ring_event(fd),
+            Bell::Handed { local, .. } => ring_event(local),
             Bell::Shared { ring, .. } => ring_socket(ring),
         }
     }
@@ -108,7 +143,7 @@ impl Doorbell {
 impl AsFd for Doorbell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &*self.0 {
-            Bell::Event(fd) | Bell::Shared { wake: fd, .. } => fd.as_fd(),
+            Bell::Event(fd) | Bell::Shared { wake: fd, .. } | Bell::Handed { wake: fd, .. } => fd.as_fd(),
         }
     }
 }
@@ -134,6 +169,16 @@ impl PeerBell {
     pub(crate) fn ring(&self) {
         ring_socket(&self.0);
     }
+}
+
+fn take_event(event: &OwnedFd) -> bool {
+    let mut count = [0; 8];
+    rustix::io::read(event, &mut count).is_ok()
+}
+
+/// Rings an event descriptor.
+pub(crate) fn ring_event(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes()); // a full counter is a ring already
 }
 
 fn ring_socket(socket: &OwnedFd) {

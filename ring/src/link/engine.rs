@@ -7,6 +7,20 @@ use ntb_mem::region::View;
 
 pub use crate::wire::line::Order;
 
+/// How lines are to be stored, where a link leaves a choice: over bridges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum EngineChoice {
+    /// The fastest that mapping and processor allow.
+    #[default]
+    Auto,
+    /// Streaming stores to a write-combining mapping.
+    WriteCombining,
+    /// Direct stores of 64 bytes.
+    Movdir64b,
+    /// Stores of 8 bytes to an uncached mapping.
+    Uncached8,
+}
+
 /// Puts lines into the peer's memory. The ring is generic over it, so that every transport, counter and fault wrapper
 /// runs the same ring.
 ///

@@ -10,6 +10,8 @@ mod doorbell;
 mod ends;
 pub mod engine;
 pub mod faults;
+#[cfg(feature = "ntb")]
+pub mod ntb;
 pub mod pair;
 mod random;
 pub mod select;
@@ -30,7 +32,8 @@ pub const REGISTERS: usize = 8;
 /// The contents of one side's registers.
 pub type Registers = [u32; REGISTERS];
 
-/// Doorbells of a link: number 0 wakes the service thread, the others wake sleeping readers.
+/// Doorbells of a link: number 0 wakes the service thread, the others wake sleeping readers. See
+/// [`Link::distinct_doorbells`].
 pub const DOORBELLS: u32 = 16;
 
 /// Which transport a link is.
@@ -77,6 +80,84 @@ pub struct LinkStatus {
     /// How often the link has been lost since it was opened. Two quick losses count as two, so that a flap between
     /// two polls is not missed.
     pub losses: u64,
+}
+
+/// Speed and width of a wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WireRate {
+    /// Generation of PCI Express, 1 to 6: 2.5, 5, 8, 16, 32, 64 GT/s a lane.
+    pub generation: u8,
+    /// Lanes.
+    pub lanes: u8,
+}
+
+impl std::fmt::Display for WireRate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "generation {}, {} lanes", self.generation, self.lanes)
+    }
+}
+
+/// Something about the device below a link that is not a change of its state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// The wire runs at another speed or width than before, without having been down.
+    Rate {
+        /// Until now.
+        before: WireRate,
+        /// From now on.
+        now: WireRate,
+    },
+    /// The device has reported PCI Express errors: bits of its advanced error reporting status registers that were not
+    /// set when last looked at.
+    Errors {
+        /// Errors that the wire has corrected.
+        correctable: u32,
+        /// Errors by which something was lost.
+        uncorrectable: u32,
+    },
+    /// The device does not answer any more; it is looked for until it does. The link is down meanwhile.
+    DeviceGone {
+        /// What showed it.
+        why: String,
+    },
+    /// The device answers again and was started anew.
+    DeviceBack,
+    /// The wire is up, but this side's memory could not be shown to the peer; tried again.
+    WindowsRefused {
+        /// By whom, and why.
+        why: String,
+    },
+}
+
+impl std::fmt::Display for LinkEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Rate { before, now } => write!(f, "{now}; until now {before}"),
+            Self::Errors {
+                correctable,
+                uncorrectable,
+            } => write!(
+                f,
+                "correctable {correctable:#x}, uncorrectable {uncorrectable:#x}"
+            ),
+            Self::DeviceGone { why } => f.write_str(why),
+            Self::DeviceBack => f.write_str("started anew"),
+            Self::WindowsRefused { why } => f.write_str(why),
+        }
+    }
+}
+
+impl LinkEvent {
+    /// The stable name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Rate { .. } => "wire-rate",
+            Self::Errors { .. } => "wire-errors",
+            Self::DeviceGone { .. } => "device-gone",
+            Self::DeviceBack => "device-back",
+            Self::WindowsRefused { .. } => "windows-refused",
+        }
+    }
 }
 
 /// What is worth printing about a link.
@@ -141,4 +222,15 @@ pub trait Link: Send + std::fmt::Debug {
 
     /// This side's doorbell `number`, below [`DOORBELLS`]; higher numbers give doorbell 0.
     fn doorbell(&self, number: u32) -> Doorbell;
+
+    /// How many doorbells wake nobody but their own sleepers. Where this is below [`DOORBELLS`], doorbell 0 and those
+    /// numbered from this on are one in hardware: each wakes with a ring of any of them. No ring is ever lost by it.
+    fn distinct_doorbells(&self) -> u32 {
+        DOORBELLS
+    }
+
+    /// What [`Link::poll`] has noticed besides the state, oldest first. Links without a device have nothing to tell.
+    fn next_event(&mut self) -> Option<LinkEvent> {
+        None
+    }
 }

@@ -10,6 +10,7 @@ use ntb_mem::region::Pages;
 use super::{
     Link, LinkError,
     ends::WINDOW_BYTES,
+    engine::EngineChoice,
     soft::{SoftLink, SoftOptions},
 };
 use crate::address::Address;
@@ -17,10 +18,13 @@ use crate::address::Address;
 /// Parameters of a link, whichever it will be.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
-    /// Bytes of this side's memory that the peer writes, a multiple of 64; 64 MiB by default.
+    /// Bytes of this side's memory that the peer writes, a multiple of 64; 64 MiB by default. A bridge whose windows are
+    /// smaller gives what they have.
     pub window_bytes: u64,
     /// Pages that this memory stands on.
     pub pages: Pages,
+    /// How lines are stored, on links over bridges.
+    pub engine: EngineChoice,
     /// Group whose members may be peers on a soft link, besides the same user: [`SoftOptions::group`].
     pub group: Option<u32>,
     /// Where sysfs is mounted.
@@ -35,6 +39,7 @@ impl Default for LinkOptions {
         Self {
             window_bytes: WINDOW_BYTES,
             pages: Pages::default(),
+            engine: EngineChoice::default(),
             group: None,
             sysfs: PathBuf::from("/sys"),
             soft_name: "auto".to_owned(),
@@ -65,7 +70,10 @@ pub fn open(address: &Address, options: &LinkOptions) -> Result<Opened, LinkErro
                 chosen: format!("{address}: named by the user"),
             })
         }
-        Address::Ntb(_) | Address::Emulated(_) => Err(not_built(address, "bridges (NTB)")),
+        Address::Ntb(_) | Address::Emulated(_) => Ok(Opened {
+            link: bridge(address, options)?,
+            chosen: format!("{address}: named by the user"),
+        }),
         Address::Rdma(..) => Err(not_built(address, "RDMA")),
         Address::Tcp(..) => Err(not_built(address, "TCP")),
         Address::Auto(meeting) => auto(meeting.as_ref(), options),
@@ -79,6 +87,34 @@ fn soft(name: &str, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
         group: options.group,
     };
     Ok(Box::new(SoftLink::open(name, &options)?))
+}
+
+#[cfg(feature = "ntb")]
+fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+    use super::ntb::{NtbLink, NtbOptions};
+    let port = address
+        .to_string()
+        .parse()
+        .map_err(|e: ::ntb::address::BadPortAddress| LinkError {
+            name: "bad-address",
+            exit: 2,
+            what: e.to_string(),
+            errno: None,
+        })?;
+    let mut ntb = NtbOptions {
+        window_bytes: options.window_bytes,
+        pages: options.pages,
+        engine: options.engine,
+        ..NtbOptions::default()
+    };
+    let root = options.sysfs.parent().unwrap_or(Path::new("/"));
+    ntb.open.machine = ::ntb::pci::machine::Machine::at(root);
+    Ok(Box::new(NtbLink::open(&port, &ntb)?))
+}
+
+#[cfg(not(feature = "ntb"))]
+fn bridge(address: &Address, _options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+    Err(not_built(address, "bridges (NTB)"))
 }
 
 fn not_built(address: &Address, what: &str) -> LinkError {
@@ -307,7 +343,7 @@ mod tests {
     #[test]
     fn a_named_transport_is_used_exactly_or_refused() {
         let options = LinkOptions::default();
-        for text in ["ntb:0000:81:00.0", "emu:@x", "rdma:h:1", "tcp:h:1"] {
+        for text in ["rdma:h:1", "tcp:h:1"] {
             let e = open(&parse(text), &options).unwrap_err();
             assert_eq!((e.name, e.exit), ("transport-not-built", 3));
             assert!(
@@ -318,6 +354,18 @@ mod tests {
         let name = format!("soft:select-{}", std::process::id());
         let soft = open(&parse(&name), &options).unwrap();
         assert_eq!(soft.link.facts().address, name);
+    }
+
+    #[cfg(feature = "ntb")]
+    #[test]
+    fn bridges_that_are_not_there_are_named() {
+        let sysfs = Sysfs::new("bridge");
+        let e = open(&parse("ntb:0000:81:00.0"), &sysfs.options()).unwrap_err();
+        assert_eq!((e.name, e.exit), ("no-device", 3), "{e}");
+        assert!(e.what.contains("0000:81:00.0"), "{e}");
+        let e = open(&parse("ntb:nowhere"), &sysfs.options()).unwrap_err();
+        assert_eq!((e.name, e.exit), ("bad-address", 2), "{e}");
+        assert!(e.what.contains("nowhere"), "{e}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use ntb_mem::region::View;
 
 use super::{
-    Doorbell, Link, LinkError, LinkFacts, LinkStatus, Registers,
+    Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkStatus, Registers,
     engine::{Engine, Order},
 };
 
@@ -63,6 +63,12 @@ macro_rules! delegate {
         }
         fn doorbell(&$self, number: u32) -> Doorbell {
             $link.doorbell(number)
+        }
+        fn distinct_doorbells(&$self) -> u32 {
+            $link.distinct_doorbells()
+        }
+        fn next_event(&mut $self) -> Option<LinkEvent> {
+            $link.next_event()
         }
     };
 }

@@ -71,7 +71,7 @@ fn messages_of_every_size_pass_at_every_offset() {
                 let bytes = pattern(seq, len);
                 // Advance by one line first, so that every start offset occurs for lengths of any line count.
                 p.try_send(0, &[]).unwrap();
-                assert_eq!(recv_vec(&mut c).unwrap().1, []);
+                assert_eq!(recv_vec(&mut c).unwrap().1, [0u8; 0]);
                 while let Err(SendError::Full { .. }) = p.try_send(3, &bytes) {
                     assert_eq!(c.try_recv(&mut []), Err(RecvError::Empty)); // sees that the producer is starved
                 }

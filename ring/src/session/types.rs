@@ -15,7 +15,7 @@ use std::time::Duration;
 use ntb_mem::line::Line;
 
 use crate::{
-    link::{LinkStatus, Registers, engine::Inbound},
+    link::{LinkEvent, LinkStatus, Registers, engine::Inbound},
     queue::Lane,
     wire::line::Order,
 };
@@ -351,6 +351,8 @@ pub enum Event {
     },
     /// A handshake step has not been answered for a second: which one.
     Waiting(SessionState),
+    /// The device below the link has something to tell that is no change of state.
+    Device(LinkEvent),
 }
 
 impl Event {
@@ -367,6 +369,7 @@ impl Event {
             Self::Refused(_) => "refused",
             Self::ChannelRefused { .. } => "channel-refused",
             Self::Waiting(_) => "waiting",
+            Self::Device(event) => event.name(),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use ntb_ring::address::Address;
+use ntb_ring::{address::Address, link::engine::EngineChoice};
 
 use super::{Ranges, values};
 
@@ -40,6 +40,38 @@ impl Waiting {
             Self::Spin => "spin",
             Self::Yield => "yield",
             Self::Sleep => "sleep",
+        }
+    }
+}
+
+/// How lines are stored on links over bridges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// Streaming stores to a write-combining mapping.
+    Wc,
+    /// Direct stores of 64 bytes.
+    Movdir64b,
+    /// Stores of 8 bytes to an uncached mapping.
+    Uc8,
+}
+
+impl Engine {
+    /// The word on the command line, and in the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wc => "wc",
+            Self::Movdir64b => "movdir64b",
+            Self::Uc8 => "uc8",
+        }
+    }
+
+    /// As links take it.
+    pub fn choice(engine: Option<Self>) -> EngineChoice {
+        match engine {
+            None => EngineChoice::Auto,
+            Some(Self::Wc) => EngineChoice::WriteCombining,
+            Some(Self::Movdir64b) => EngineChoice::Movdir64b,
+            Some(Self::Uc8) => EngineChoice::Uncached8,
         }
     }
 }
@@ -84,6 +116,15 @@ pub struct RunArgs {
     /// Link to measure.
     #[arg(value_parser = address, allow_hyphen_values = true, help = LINK_TO_MEASURE)]
     pub address: Option<Address>,
+    /// Starts a pair of emulated bridges of this family, and its own peer at the other end, and measures over them:
+    /// intel-spr, intel-icx, intel-gnr, intel-skx, amd, epf
+    #[arg(long, value_name = "FAMILY", value_parser = family, allow_hyphen_values = true, conflicts_with = "address")]
+    pub emulate: Option<&'static str>,
+    /// How lines are stored on links over bridges: wc (streaming stores to a write-combining mapping), movdir64b (direct
+    /// stores of 64 bytes), uc8 (stores of 8 bytes to an uncached mapping) [default: the fastest to be had; with
+    /// --emulate wc]
+    #[arg(long, value_name = "HOW", value_parser = engine, allow_hyphen_values = true)]
+    pub engine: Option<Engine>,
     /// Messages to send [default: 100000, with --oneway 1000000; without limit when --duration is given]
     #[arg(short = 'n', long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
     pub count: Option<u64>,
@@ -129,6 +170,9 @@ pub struct ServeArgs {
     /// Link to answer on.
     #[arg(value_parser = address, allow_hyphen_values = true, help = LINK_TO_ANSWER_ON)]
     pub address: Address,
+    /// How lines are stored on links over bridges: wc, movdir64b, uc8 [default: the fastest to be had]
+    #[arg(long, value_name = "HOW", value_parser = engine, allow_hyphen_values = true)]
+    pub engine: Option<Engine>,
     /// Processor to run on
     #[arg(short, long, value_name = "A", value_parser = cpu_one, allow_hyphen_values = true)]
     pub cpu: Option<(u32, Option<u32>)>,
@@ -168,11 +212,15 @@ const CPU: &str = "A or A,B, each 0 to 1023";
 const CPU_ONE: &str = "0 to 1023";
 const WAIT: &str = "spin, yield, sleep";
 const TIMEOUT: &str = "1ms to 24h, in seconds or with ns, us, ms, s, m, h";
+const FAMILY: &str = "intel-spr, intel-icx, intel-gnr, intel-skx, amd, epf";
+const ENGINE: &str = "wc, movdir64b, uc8";
 const FILE: &str = "the path of a file that can be written";
 const PID: &str = "1 to 4194304";
 
 /// Ranges, for messages about values that are missing altogether.
 pub const RANGES: Ranges = &[
+    ("--emulate", FAMILY),
+    ("--engine", ENGINE),
     ("--count", COUNT),
     ("--size", SIZE),
     ("--rate", RATE),
@@ -224,6 +272,16 @@ fn cpu_one(text: &str) -> Result<(u32, Option<u32>), String> {
 fn waiting(text: &str) -> Result<Waiting, String> {
     let words = [Waiting::Spin, Waiting::Yield, Waiting::Sleep].map(|w| (w.name(), w));
     values::word(text, &words, WAIT)
+}
+
+fn family(text: &str) -> Result<&'static str, String> {
+    let words = ntb_emu::model::FAMILIES.map(|f| (f.name(), f.name()));
+    values::word(text, &words, FAMILY)
+}
+
+fn engine(text: &str) -> Result<Engine, String> {
+    let words = [Engine::Wc, Engine::Movdir64b, Engine::Uc8].map(|e| (e.name(), e));
+    values::word(text, &words, ENGINE)
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

@@ -12,6 +12,7 @@ use ntb_mem::clock::{Clock, ClockFacts};
 
 use super::{
     diagnose::{Signs, diagnose},
+    emulate::{Emulation, Sample},
     measure::{Awaited, Ended, Plan, Run},
     message::{Counted, Kind},
 };
@@ -91,6 +92,8 @@ struct Outcome {
     interrupted: bool,
     error: Option<Failure>,
     pinned: Option<u32>,
+    /// What the wire had taken before and after.
+    wire: Option<[Sample; 2]>,
 }
 
 fn plan(args: &RunArgs) -> Plan {
@@ -142,6 +145,8 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
         (error, interrupted) = go(args, site, &mut warm, warm_plan, interrupt);
     }
 
+    let sample = |site: &Site| site.emulation.as_ref().map(Emulation::sample);
+    let wire_before = sample(site);
     let mut run = Run::new(plan, warm.next_seq());
     let started = SystemTime::now();
     let counts = Counts::read();
@@ -155,6 +160,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
     } else {
         None
     };
+    let wire = wire_before.zip(sample(site)).map(<[Sample; 2]>::from);
     let after = if interrupted {
         Err("not measured after an interrupt".to_owned())
     } else {
@@ -169,6 +175,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
         interrupted,
         error,
         pinned: pinned.as_ref().map(|p| p.cpu),
+        wire,
     }
 }
 
@@ -281,6 +288,11 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
         out_of_order,
         corrupt: run.corrupt + far.corrupt,
         unsent: run.unsent,
+        wire: site
+            .emulation
+            .as_ref()
+            .zip(outcome.wire.as_ref())
+            .map(|(emulation, samples)| emulation.section(samples, args.oneway, received)),
         rtt_ns: rtt,
         rtt_samples: run.response.count(),
         rtt_mean_ns: run.response.mean().map(tenth),
@@ -392,6 +404,14 @@ fn warnings(report: &Report, site: &Site, outcome: &Outcome) -> Vec<String> {
     if outcome.error.is_none() && outcome.far.is_none() {
         out.push("the far end did not report what it counted".to_owned());
     }
+    if let Some(wire) = &report.wire
+        && wire.modelled_writes != wire.counted_writes
+    {
+        out.push(format!(
+            "the model says that this end made {} writes and the emulator counted {}: one of them is wrong",
+            wire.modelled_writes, wire.counted_writes
+        ));
+    }
     if outcome.interrupted {
         out.push("interrupted: this is what was measured until then".to_owned());
     }
@@ -402,6 +422,13 @@ fn verdict(report: &Report, error: Option<&Failure>) -> Exit {
     if let Some(failure) = error {
         return failure.exit;
     }
-    let good = report.lost == 0 && report.duplicated == 0 && report.out_of_order == 0 && report.corrupt == 0;
+    let agree = report
+        .wire
+        .is_none_or(|wire| wire.modelled_writes == wire.counted_writes);
+    let good = agree
+        && report.lost == 0
+        && report.duplicated == 0
+        && report.out_of_order == 0
+        && report.corrupt == 0;
     if good { Exit::Good } else { Exit::Bad }
 }

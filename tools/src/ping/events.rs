@@ -219,6 +219,7 @@ fn describe(event: &Event) -> String {
         Event::Refused(differs) => list(differs),
         Event::ChannelRefused { name, differs } => format!("channel '{name}': {}", list(differs)),
         Event::Waiting(state) => state.missing().to_owned(),
+        Event::Device(event) => event.to_string(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod diagnose;
+pub mod emulate;
 pub mod events;
 pub mod measure;
 pub mod message;

@@ -29,7 +29,7 @@ use super::{
     station::Station,
 };
 use crate::{
-    cli::ping::{LARGEST_SIZE, ServeArgs, Waiting},
+    cli::ping::{Engine, LARGEST_SIZE, ServeArgs, Waiting},
     environment::topology::{self, Pinned},
     exit::{Exit, Failure},
     interrupt::Interrupt,
@@ -62,6 +62,7 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     let options = LinkOptions {
         window_bytes: WINDOW_BYTES,
+        engine: Engine::choice(args.engine),
         ..LinkOptions::default()
     };
     let opened = select::open(&args.address, &options).map_err(|e| link_failure(&e))?;

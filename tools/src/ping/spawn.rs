@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::cli::ping::Waiting;
+use crate::cli::ping::{Engine, Waiting};
 
 /// A peer process. Ended when this is dropped, and by the kernel should this process die.
 #[derive(Debug)]
@@ -22,7 +22,12 @@ const GRACE: Duration = Duration::from_millis(200);
 
 impl Peer {
     /// Starts this program again as a server on `address`.
-    pub fn start(address: &str, cpu: Option<u32>, waiting: Waiting) -> io::Result<Self> {
+    pub fn start(
+        address: &str,
+        cpu: Option<u32>,
+        waiting: Waiting,
+        engine: Option<Engine>,
+    ) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command
             .arg0("ntb-ping")
@@ -32,6 +37,9 @@ impl Peer {
             .stdout(Stdio::null())
             // Signals from the terminal are for the measuring side, which ends this one.
             .process_group(0);
+        if let Some(engine) = engine {
+            command.args(["--engine", engine.name()]);
+        }
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);
         }

@@ -121,8 +121,9 @@ impl PciFunction for Fake {
         let areas: Vec<_> = info
             .mappable
             .iter()
-            .filter_map(|area| Some(MappedArea::shared(*area, Arc::clone(memory?))))
-            .collect();
+            .filter_map(|area| Some(MappedArea::shared(*area, memory?)))
+            .collect::<Result<_, _>>()
+            .map_err(|e| PciError::io("mapping a fake BAR", e))?;
         if areas.is_empty() {
             return Err(PciError::NoSuchMapping {
                 bar,

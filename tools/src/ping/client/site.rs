@@ -13,6 +13,7 @@ use ntb_ring::{
     channel::{ConnectError, Connection, Options},
     link::{
         LinkFacts, LinkKind,
+        engine::EngineChoice,
         select::{self, LinkOptions},
     },
     session::{ChannelSpec, SessionState},
@@ -23,11 +24,12 @@ use super::{
     watch::watcher,
 };
 use crate::{
-    cli::ping::{RunArgs, Waiting},
+    cli::ping::{Engine, RunArgs, Waiting},
     environment::{Source, topology},
     exit::{Exit, Failure},
     interrupt::Interrupt,
     ping::{
+        emulate::Emulation,
         events::{Events, Print},
         measure::{Hold, Plan, Port},
         message::{CONTROL_BYTES, Control, Counted},
@@ -60,6 +62,7 @@ pub(super) struct Site {
     pub(super) events: Arc<Events>,
     pub(super) connection: Arc<Connection>,
     pub(super) peer: Option<Peer>,
+    pub(super) emulation: Option<Emulation>,
     pub(super) facts: LinkFacts,
     pub(super) chosen: String,
     /// Processors of this end and of the far end.
@@ -80,6 +83,10 @@ impl Site {
     pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
         let allowed = topology::allowed();
         let own_peer = args.address.is_none();
+        let emulation = match args.emulate {
+            Some(family) => Some(Emulation::start(family, args.engine, random())?),
+            None => None,
+        };
         // Where the far end is elsewhere, nothing is known of its processors.
         let near = matches!(args.address, None | Some(Address::Soft(_) | Address::Emulated(_)));
         let cpus = choose(args.cpu, own_peer, near, &allowed)?;
@@ -88,14 +95,29 @@ impl Site {
             .max(MIN_LINES);
         let options = LinkOptions {
             window_bytes: (lines + OTHER_LINES) * 64,
+            engine: match emulation {
+                Some(_) => EngineChoice::Auto, // the model stands over it
+                None => Engine::choice(args.engine),
+            },
             soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
             ..LinkOptions::default()
         };
-        let address = args.address.clone().unwrap_or(Address::Auto(None));
-        let opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
+        let address = match &emulation {
+            Some(emulation) => emulation.near(),
+            None => args.address.clone().unwrap_or(Address::Auto(None)),
+        };
+        let mut opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
         let facts = opened.link.facts();
-        let peer = if own_peer && facts.kind == LinkKind::Soft {
-            let peer = Peer::start(&facts.address, cpus.1, args.wait).map_err(|e| {
+        let far = match &emulation {
+            Some(emulation) => Some(emulation.far().to_string()),
+            None => (own_peer && facts.kind == LinkKind::Soft).then(|| facts.address.clone()),
+        };
+        if let Some(emulation) = &emulation {
+            opened.link = emulation.model(opened.link);
+            opened.chosen = format!("{}: {}", facts.address, emulation.about());
+        }
+        let peer = if let Some(far) = far {
+            let peer = Peer::start(&far, cpus.1, args.wait, args.engine).map_err(|e| {
                 Failure::new(
                     Exit::Limits,
                     "no-own-peer",
@@ -142,6 +164,7 @@ impl Site {
             events,
             connection,
             peer,
+            emulation,
             facts,
             chosen: opened.chosen,
             cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
