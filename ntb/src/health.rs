@@ -5,9 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use crate::pci::{
-    EventFd, Notice, PciError, PciFunction,
-    config::{self, ErrorStatus, LinkRate},
+use crate::{
+    hw::{LinkState, NtbError, NtbPort},
+    pci::{
+        EventFd, Notice, PciError, PciFunction,
+        config::{self, ErrorStatus, LinkRate},
+    },
 };
 
 /// Something that happened to the function.
@@ -24,18 +27,20 @@ pub enum HealthEvent {
     /// Errors were latched since the last look. Correctable ones are only to be counted; after the others, what was
     /// sent may be lost.
     Errors(ErrorStatus),
-    /// The link runs at another speed or width than at the last look; `None` is down.
+    /// The link runs at another speed or width than at the last look. Up and down are not told here: see
+    /// [`NtbPort::take_link_report`].
     LinkRate {
         /// Before.
-        from: Option<LinkRate>,
+        from: LinkRate,
         /// Now.
-        to: Option<LinkRate>,
+        to: LinkRate,
     },
 }
 
 /// The watch over one function. Call [`Watch::look`] at every heartbeat, and when [`Watch::event`] becomes readable.
 #[derive(Debug)]
 pub struct Watch {
+    port: Option<Arc<dyn NtbPort>>,
     function: Arc<dyn PciFunction>,
     error: EventFd,
     release: EventFd,
@@ -46,9 +51,20 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch. What was latched before is cleared and not reported.
+    /// Begins to watch a function, and the PCIe link that it sits on. What was latched before is cleared and not
+    /// reported.
     pub fn new(function: &Arc<dyn PciFunction>) -> Result<Self, PciError> {
+        Self::start(None, function)
+    }
+
+    /// Begins to watch a port: its function, and the link between the two hosts.
+    pub fn over(port: &Arc<dyn NtbPort>) -> Result<Self, PciError> {
+        Self::start(Some(Arc::clone(port)), port.function())
+    }
+
+    fn start(port: Option<Arc<dyn NtbPort>>, function: &Arc<dyn PciFunction>) -> Result<Self, PciError> {
         let mut this = Self {
+            port,
             function: Arc::clone(function),
             error: EventFd::new()?,
             release: EventFd::new()?,
@@ -102,18 +118,26 @@ impl Watch {
         if errors != ErrorStatus::default() {
             events.push(HealthEvent::Errors(errors));
         }
-        if rate != self.rate {
-            events.push(HealthEvent::LinkRate {
-                from: self.rate,
-                to: rate,
-            });
-            self.rate = rate;
+        if let Some(to) = rate
+            && let Some(from) = self.rate.replace(to)
+            && from != to
+        {
+            events.push(HealthEvent::LinkRate { from, to });
         }
         Ok(events)
     }
 
+    /// Speed and width; `None` while the link is down.
     fn rate_now(&self) -> Result<Option<LinkRate>, PciError> {
-        Ok(config::pcie_link(&*self.function)?.and_then(|link| link.current))
+        let Some(port) = &self.port else {
+            return Ok(config::pcie_link(&*self.function)?.and_then(|link| link.current));
+        };
+        match port.link() {
+            Ok(LinkState::Up(rate)) => Ok(Some(rate)),
+            Err(NtbError::Pci(e)) => Err(e),
+            // A port that is gone shows at the next look.
+            Ok(LinkState::Down) | Err(_) => Ok(None),
+        }
     }
 
     /// Latched errors that were not reported yet; clears what can be cleared.
@@ -214,8 +238,13 @@ mod tests {
         let [HealthEvent::LinkRate { from, to }] = watch.look().unwrap()[..] else {
             panic!("no event");
         };
-        assert_eq!(from.unwrap().to_string(), "x16 16.0 GT/s");
-        assert_eq!(to.unwrap().to_string(), "x8 16.0 GT/s");
+        assert_eq!(from.to_string(), "x16 16.0 GT/s");
+        assert_eq!(to.to_string(), "x8 16.0 GT/s");
+        // Down and up again at the same rate is no change of rate.
+        fake.set_config(0x52, &0u16.to_le_bytes());
+        assert_eq!(watch.look().unwrap(), []);
+        fake.set_config(0x52, &0x1084u16.to_le_bytes());
+        assert_eq!(watch.look().unwrap(), []);
         fake.notify(Notice::Release);
         fake.notify(Notice::Error);
         assert_eq!(
