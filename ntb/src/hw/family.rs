@@ -112,6 +112,15 @@ impl Family {
             .map(|(_, _, why)| *why)
     }
 
+    /// BARs of its memory windows.
+    pub fn window_bars(self) -> &'static [Bar] {
+        match self {
+            Self::IntelSkx | Self::IntelIcx | Self::IntelSpr | Self::IntelGnr => &[Bar::B2, Bar::B4],
+            Self::Amd { windows } => windows,
+            Self::Epf { layout } => layout.windows,
+        }
+    }
+
     /// Short name, as the emulator's and the tools' options have it.
     pub fn name(self) -> &'static str {
         match self {

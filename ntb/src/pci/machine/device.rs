@@ -1,10 +1,12 @@
 //! A PCI function as the kernel describes it.
 
-use std::{fs, path::PathBuf};
+use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+
+use memmap2::MmapOptions;
 
 use super::{
     super::{
-        Bar, GroupMember, OpenError, PciError, bind_command,
+        Bar, BarMap, CacheType, GroupMember, MappedArea, OpenError, PciError, bind_command,
         config::{Identity, LinkRate},
     },
     Machine, PciAddress, names,
@@ -127,47 +129,90 @@ impl Device {
         )
     }
 
+    /// Node of its group in the container interface; `None` without an IOMMU group.
+    pub fn group_node(&self) -> Option<PathBuf> {
+        Some(format!("/dev/vfio/{}", self.group()?).into())
+    }
+
+    /// Bytes of its configuration space; `None` when this user may not read that far.
+    pub fn config_bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let file = File::open(self.directory().join("config")).ok()?;
+        file.read_exact_at(&mut bytes, offset.into()).ok()?;
+        Some(bytes)
+    }
+
+    /// Reads one register without opening the function: maps the page for the one load. Whoever asks makes sure that
+    /// the function is awake and decodes memory, and that reading the register changes nothing. Needs root.
+    pub fn peek(&self, bar: Bar, offset: u64) -> Result<u32, PciError> {
+        const PAGE: u64 = 4096;
+        let failed = |e: io::Error| PciError::io(format!("mapping BAR{bar} of {}", self.address), e);
+        let path = self.directory().join(format!("resource{bar}"));
+        let file = File::open(path).map_err(failed)?;
+        let start = offset & !(PAGE - 1);
+        if file.metadata().map_err(failed)?.len() < offset + 4 {
+            return Err(PciError::NoBar {
+                bar,
+                device: self.address.to_string(),
+            });
+        }
+        let map = MmapOptions::new()
+            .offset(start)
+            .len(PAGE as usize)
+            .map_raw_read_only(&file);
+        let map = map.map_err(failed)?;
+        let area = MappedArea::file(start, map);
+        BarMap::new(bar, CacheType::Uncached, vec![area], Arc::new(file)).load(offset)
+    }
+
     fn link_name(&self, name: &str) -> Option<String> {
-        let to = fs::read_link(self.directory().join(name)).ok()?;
-        Some(to.file_name()?.to_str()?.to_owned())
+        self.machine.link_name(self.dir.join(name))
     }
 
     /// Refuses, in words, a function that cannot be opened through VFIO as things are.
     pub(in crate::pci) fn check(&self, no_iommu: bool) -> Result<(), OpenError> {
+        self.refusals(no_iommu).into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All that the kernel's view of the function has against opening it through VFIO as things are; opening gives the
+    /// first.
+    pub fn refusals(&self, no_iommu: bool) -> Vec<OpenError> {
+        let mut found = Vec::new();
         let address = self.address.to_string();
         let driver = self.driver();
         if driver.as_deref() != Some("vfio-pci") {
-            return Err(OpenError::WrongDriver {
+            found.push(OpenError::WrongDriver {
                 bind: bind_command(&address),
-                address,
+                address: address.clone(),
                 driver,
             });
         }
         for bar in Bar::ALL {
             if let Some(resource) = self.resource(bar).filter(|r| !r.placed) {
-                return Err(OpenError::Pci(PciError::BarNotPlaced {
+                found.push(OpenError::Pci(PciError::BarNotPlaced {
                     bar,
-                    device: address,
+                    device: address.clone(),
                     bytes: resource.bytes,
                 }));
             }
         }
         let Some(group) = self.group() else {
-            return Err(if no_iommu {
+            found.push(if no_iommu {
                 OpenError::NoIommuModeOff { address }
             } else {
                 OpenError::NoIommu { address }
             });
+            return found;
         };
         let members = self.group_members();
         if members.iter().any(|m| m.in_the_way) {
-            return Err(OpenError::GroupNotViable {
+            found.push(OpenError::GroupNotViable {
                 address,
                 group,
                 members,
             });
         }
-        Ok(())
+        found
     }
 }
 

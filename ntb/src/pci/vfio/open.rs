@@ -241,7 +241,9 @@ fn open_bare(machine: &Machine, device: &Device, node: &Path) -> Result<Opened, 
 fn node_of(device: &Device, interface: Interface) -> Result<PathBuf, OpenError> {
     let group = || device.group().unwrap_or_default();
     match interface {
-        Interface::Group => Ok(format!("/dev/vfio/{}", group()).into()),
+        Interface::Group => device.group_node().ok_or_else(|| OpenError::NoIommu {
+            address: device.address().to_string(),
+        }),
         Interface::NoIommu => Ok(format!("/dev/vfio/noiommu-{}", group()).into()),
         Interface::Iommufd => {
             let name = device.cdev().ok_or(OpenError::NoInterface {

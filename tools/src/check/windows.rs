@@ -1,0 +1,208 @@
+//! BARs and memory windows of a bridge, and the memory type that stores to them can have.
+
+use ntb::{
+    hw::{Family, NtbError},
+    pci::{
+        Bar, CacheType, OpenError, PciError,
+        machine::{Device, Machine},
+    },
+};
+use serde::Serialize;
+
+use super::{
+    item::Item,
+    machine::{amount, has_movdir64b},
+};
+
+/// A BAR.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BarFacts {
+    /// Its number.
+    pub bar: u32,
+    /// Length.
+    pub bytes: u64,
+    /// Whether it has an address.
+    pub placed: bool,
+    /// Whether it may be mapped write-combining.
+    pub prefetchable: bool,
+}
+
+/// A memory window.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WindowFacts {
+    /// Its number.
+    pub window: usize,
+    /// The BAR it lies in.
+    pub bar: u32,
+    /// Length of the BAR.
+    pub bar_bytes: u64,
+    /// Bytes of it that can be used; null where only the open port tells.
+    pub usable_bytes: Option<u64>,
+    /// What the I/O address of its memory is a multiple of.
+    pub address_align: u64,
+    /// `write-combining` or `uncached`.
+    pub memory_type: &'static str,
+}
+
+/// The BARs that there are.
+pub fn bar_facts(device: &Device) -> Vec<BarFacts> {
+    let facts = |bar: Bar| {
+        let r = device.resource(bar)?;
+        Some(BarFacts {
+            bar: bar.index() as u32,
+            bytes: r.bytes,
+            placed: r.placed,
+            prefetchable: r.prefetchable,
+        })
+    };
+    Bar::ALL.into_iter().filter_map(facts).collect()
+}
+
+/// Whether all BARs have addresses.
+pub fn bars(device: &Device, refusals: &[OpenError]) -> Item {
+    const ITEM: &str = "bars";
+    let list: Vec<String> = bar_facts(device)
+        .iter()
+        .map(|b| {
+            format!(
+                "BAR{} {}{}",
+                b.bar,
+                amount(b.bytes),
+                if b.placed { "" } else { " (no address)" }
+            )
+        })
+        .collect();
+    let finding = list.join(", ");
+    let refusal = refusals
+        .iter()
+        .find(|e| matches!(e, OpenError::Pci(PciError::BarNotPlaced { .. })));
+    match refusal {
+        Some(error) => Item::fault(
+            ITEM,
+            error,
+            finding,
+            "firmware or kernel found no room for it: what lies behind it cannot be reached",
+            "enable 64-bit MMIO ('above 4G decoding') in the firmware set-up, or choose a smaller window size there",
+        ),
+        None if finding.is_empty() => {
+            Item::note(ITEM, "the kernel lists none", "registers and windows lie in BARs")
+        }
+        None => Item::pass(ITEM, finding),
+    }
+}
+
+/// The windows, each with what can be said about stores to it.
+pub fn windows(machine: &Machine, device: &Device, family: Family) -> Vec<(WindowFacts, Item)> {
+    let list = family.window_bars().iter().enumerate();
+    // How many windows an endpoint has, its firmware decides: what it has no BAR for is not missing.
+    let optional = matches!(family, Family::Epf { .. });
+    list.filter(|(_, bar)| !optional || device.resource(**bar).is_some())
+        .map(|(index, &bar)| window(machine, device, family, index, bar))
+        .collect()
+}
+
+fn window(machine: &Machine, device: &Device, family: Family, index: usize, bar: Bar) -> (WindowFacts, Item) {
+    const ITEM: &str = "window";
+    let resource = device.resource(bar);
+    let bytes = resource.map_or(0, |r| r.bytes);
+    let fills_bar = !matches!(family, Family::Epf { .. });
+    let aligned_to_size = matches!(family, Family::IntelSkx | Family::IntelIcx);
+    let mut facts = WindowFacts {
+        window: index,
+        bar: bar.index() as u32,
+        bar_bytes: bytes,
+        usable_bytes: fills_bar.then_some(bytes),
+        address_align: if aligned_to_size { bytes.max(4096) } else { 4096 },
+        memory_type: "uncached",
+    };
+    if resource.is_none() {
+        let error = NtbError::Pci(PciError::NoBar {
+            bar,
+            device: device.address().to_string(),
+        });
+        let item = Item::fault(
+            ITEM,
+            &error,
+            format!("window {index} lies in BAR{bar}, which has no memory"),
+            "a bridge of this family has this window, and the driver uses all there are",
+            "give the window a size in the firmware set-up, equal on both hosts",
+        );
+        return (facts, item);
+    }
+    let usable = if fills_bar {
+        format!("window {index}: BAR{bar} of {}, usable in full", amount(bytes))
+    } else {
+        format!(
+            "window {index}: BAR{bar} of {}, of which the endpoint gives part (its control block says how much, and \
+             doorbells may lie in front)",
+            amount(bytes)
+        )
+    };
+    let item = match combining(machine, device, bar) {
+        Ok(()) => {
+            facts.memory_type = "write-combining";
+            Item::pass(ITEM, format!("{usable}; write-combining stores can be had"))
+        }
+        Err((name, why_not, remedy)) => {
+            let finding = format!("{usable}; stores will be uncached: {why_not}");
+            if has_movdir64b(machine) {
+                Item::note(
+                    ITEM,
+                    finding,
+                    "the processor stores whole lines on any memory type (movdir64b)",
+                )
+            } else {
+                Item::warning(
+                    ITEM,
+                    name,
+                    finding,
+                    "eight bus writes per line of 64 bytes instead of one: small messages take longer, and bulk runs at \
+                     a tenth of the rate",
+                    remedy,
+                )
+            }
+        }
+    };
+    (facts, item)
+}
+
+/// Whether a window can be mapped write-combining; otherwise name, cause and remedy.
+fn combining(machine: &Machine, device: &Device, bar: Bar) -> Result<(), (&'static str, String, String)> {
+    let path = device.combining_file(bar);
+    let file = format!("resource{bar}_wc");
+    let refused = |why: String| PciError::NoSuchMapping {
+        bar,
+        device: device.address().to_string(),
+        wanted: CacheType::WriteCombining,
+        why,
+    };
+    if let Some(mode) = machine.lockdown() {
+        let remedy = "turn Secure Boot off in the firmware set-up".to_owned();
+        return Err((
+            "lockdown",
+            format!("kernel lockdown ('{mode}') forbids {file}"),
+            remedy,
+        ));
+    }
+    if !path.exists() {
+        let cause = if device.resource(bar).is_some_and(|r| r.prefetchable) {
+            format!("the kernel offers no {file}")
+        } else {
+            format!("there is no {file}, since the BAR is not prefetchable")
+        };
+        let name = refused(cause.clone()).name();
+        let remedy =
+            "none on this machine: a processor with movdir64b stores whole lines all the same".to_owned();
+        return Err((name, cause, remedy));
+    }
+    if !machine.may_use(format!("/sys/bus/pci/devices/{}/{file}", device.address())) {
+        let cause = format!("this user may not open {file}");
+        let name = refused(cause.clone()).name();
+        return Err((
+            name,
+            cause,
+            "run as root, or have a helper pass the descriptor".to_owned(),
+        ));
+    }
+    Ok(())
+}
