@@ -26,7 +26,6 @@ fn a_link_that_is_narrower_than_it_could_be_is_a_warning() {
         (0, &"note".into()),
         "{report:#}"
     );
-    // What the reference calls surprise: nothing known.
     let unknown = Machine::good().file(&format!("{dir}/current_link_speed"), "Unknown");
     assert_eq!(about(&unknown.check(&[]).1, "link")["state"], "note");
 }

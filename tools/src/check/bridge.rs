@@ -1,12 +1,10 @@
 //! What concerns one bridge.
 
-use std::time::Duration;
-
 use ntb::{
     hw::{Family, NtbError, Role, mode, regs},
     pci::{
-        Bar, GroupMember, OpenError, PciError, bind_command,
-        config::{Identity, LinkRate},
+        Bar, GroupMember, PciError,
+        config::Identity,
         machine::{Device, Machine},
     },
 };
@@ -14,8 +12,7 @@ use serde::Serialize;
 
 use super::{
     item::Item,
-    log::Trouble,
-    machine::IOMMU_REMEDY,
+    opening, traffic,
     windows::{self, BarFacts, WindowFacts},
 };
 
@@ -74,17 +71,17 @@ pub fn look(machine: &Machine, device: &Device, log: &Result<Vec<String>, String
         role = found;
         items.push(item);
     }
-    items.push(driver(device, &refusals));
-    items.push(group(device, &refusals));
-    items.extend(node(machine, device));
+    items.push(opening::driver(device, &refusals));
+    items.push(opening::group(device, &refusals));
+    items.extend(opening::node(machine, device));
     items.push(windows::bars(device, &refusals));
     let windows = family
         .map(|f| windows::windows(machine, device, f))
         .unwrap_or_default();
     items.extend(windows.iter().map(|(_, item)| item.clone()));
-    items.push(link(now, best));
-    items.push(errors(device));
-    items.extend(kernel_log(device, log));
+    items.push(traffic::link(now, best));
+    items.push(traffic::errors(device));
+    items.extend(traffic::kernel_log(device, log));
     Bridge {
         address: device.address().to_string(),
         family: family.map(Family::name),
@@ -220,256 +217,4 @@ pub(super) fn awake(device: &Device) -> bool {
     let powered = device.text("power_state").is_none_or(|s| s == "D0");
     let decodes = device.config_bytes(COMMAND).map(u16::from_le_bytes);
     powered && decodes.is_some_and(|c| c & MEMORY != 0 && c != u16::MAX)
-}
-
-fn driver(device: &Device, refusals: &[OpenError]) -> Item {
-    const ITEM: &str = "driver";
-    let address = device.address().to_string();
-    let refusal = refusals
-        .iter()
-        .find(|e| matches!(e, OpenError::WrongDriver { .. }));
-    let Some(error) = refusal else {
-        return Item::pass(ITEM, "vfio-pci");
-    };
-    let holder = device.driver();
-    Item::fault(
-        ITEM,
-        error,
-        holder.map_or("no driver holds it".to_owned(), |d| {
-            format!("driver {d} holds it")
-        }),
-        "the bridge is driven from user space through vfio-pci, and a function has one driver",
-        format!(
-            "'modprobe vfio-pci; driverctl set-override {address} vfio-pci', which survives reboots; or as root, until \
-             the next boot: 'modprobe vfio-pci; {}'",
-            bind_command(&address)
-        ),
-    )
-}
-
-fn group(device: &Device, refusals: &[OpenError]) -> Item {
-    const ITEM: &str = "iommu-group";
-    for error in refusals {
-        match error {
-            OpenError::NoIommu { .. } => {
-                return Item::fault(
-                    ITEM,
-                    error,
-                    "it is in no IOMMU group: the IOMMU is absent or off",
-                    "without an IOMMU the peer could write to all memory of this machine; the driver takes that only \
-                     when it is told to",
-                    IOMMU_REMEDY,
-                );
-            }
-            OpenError::GroupNotViable { group, members, .. } => {
-                let (list, blocking) = describe_group(device, members);
-                return Item::fault(
-                    ITEM,
-                    error,
-                    format!("group {group} is shared with {list}"),
-                    "functions of one group can reach each other's memory, so VFIO gives out all of them or none",
-                    format!(
-                        "as root: {}; or put the card into another slot",
-                        blocking
-                            .iter()
-                            .map(|a| bind_command(a))
-                            .collect::<Vec<_>>()
-                            .join("; ")
-                    ),
-                );
-            }
-            _ => {}
-        }
-    }
-    let (list, _) = describe_group(device, &device.group_members());
-    let group = device.group().unwrap_or_default();
-    if list.is_empty() {
-        return Item::pass(ITEM, format!("group {group}, alone in it"));
-    }
-    Item::pass(
-        ITEM,
-        format!("group {group}, shared with {list}: none is in the way"),
-    )
-}
-
-/// The others of a group in words, and which are in the way.
-fn describe_group(device: &Device, members: &[GroupMember]) -> (String, Vec<String>) {
-    let own = device.address().to_string();
-    let others = members.iter().filter(|m| m.address != own);
-    let list: Vec<String> = others
-        .map(|m| {
-            let driver = m.driver.as_deref().unwrap_or("no driver");
-            let note = if m.in_the_way { ", in the way" } else { "" };
-            format!("{} ({driver}{note})", m.address)
-        })
-        .collect();
-    let blocking = members.iter().filter(|m| m.in_the_way).map(|m| m.address.clone());
-    (list.join(", "), blocking.collect())
-}
-
-/// The device node: only where one is to be expected.
-fn node(machine: &Machine, device: &Device) -> Option<Item> {
-    const ITEM: &str = "device-node";
-    const WHY: &str = "the driver opens the bridge through this node";
-    let path = device.group_node()?;
-    let node = path.display().to_string();
-    if device.driver().as_deref() != Some("vfio-pci") {
-        return None;
-    }
-    if !machine.path(&path).exists() {
-        let error = OpenError::NodeMissing {
-            node: node.clone(),
-            waited: Duration::ZERO,
-            hint: "",
-        };
-        return Some(Item::fault(
-            ITEM,
-            &error,
-            format!("{node} does not exist, though vfio-pci holds the function"),
-            WHY,
-            format!(
-                "load the module ('modprobe vfio-pci'); give a container the node: --device /dev/vfio/vfio --device {node}"
-            ),
-        ));
-    }
-    if !machine.may_use(&path) {
-        let error = OpenError::Permission {
-            node: node.clone(),
-            source: std::io::ErrorKind::PermissionDenied.into(),
-            remedy: String::new(),
-        };
-        return Some(Item::fault(
-            ITEM,
-            &error,
-            format!("{node} may not be opened by this user"),
-            WHY,
-            format!(
-                "run as root; or as root: 'chown USER {node}', or a udev rule that does it at every boot"
-            ),
-        ));
-    }
-    let holders = machine.holders(&path);
-    if !holders.is_empty() {
-        let error = OpenError::NodeBusy {
-            node: node.clone(),
-            waited: Duration::ZERO,
-            holders: holders.clone(),
-        };
-        return Some(Item::fault(
-            ITEM,
-            &error,
-            format!("{node} is held by {}", holders.join(", ")),
-            "one program at a time drives a bridge",
-            format!("end that program if it should not run; as root, 'fuser -v {node}' shows its user"),
-        ));
-    }
-    Some(Item::pass(ITEM, node))
-}
-
-fn link(now: Option<LinkRate>, best: Option<LinkRate>) -> Item {
-    const ITEM: &str = "link";
-    const SLOW: &str = "idle links may be slowed down to save power: judge the speed under load";
-    let (Some(now), Some(best)) = (now, best) else {
-        let finding = match best {
-            Some(best) => format!("down, or not told; possible: {best}"),
-            None => "the kernel tells neither speed nor width of the function's link".to_owned(),
-        };
-        return Item::note(
-            ITEM,
-            finding,
-            "the link between the hosts is known once the port is open",
-        );
-    };
-    let finding = format!("{now} now, {best} possible");
-    if now.lanes < best.lanes {
-        return Item::warning(
-            ITEM,
-            "narrow-link",
-            finding,
-            "each lane that is missing takes its share of the bandwidth, and large messages take longer",
-            "reseat card and cable; see that the slot has that many lanes and is not split in the firmware set-up, \
-             and that the peer's port has as many",
-        );
-    }
-    if now.generation < best.generation {
-        return Item::note(ITEM, finding, SLOW);
-    }
-    Item::pass(ITEM, finding)
-}
-
-/// The kernel's counts of errors, by severity; a file for each.
-pub const ERROR_COUNTS: [(&str, &str); 3] = [
-    ("aer_dev_correctable", "TOTAL_ERR_COR"),
-    ("aer_dev_nonfatal", "TOTAL_ERR_NONFATAL"),
-    ("aer_dev_fatal", "TOTAL_ERR_FATAL"),
-];
-
-fn errors(device: &Device) -> Item {
-    const ITEM: &str = "pcie-errors";
-    const WHY: &str =
-        "correctable errors are repeated by the link and show as rare long latencies; the others lose data";
-    let count = |(file, key): (&str, &str)| -> Option<u64> {
-        let text = device.text(file)?;
-        text.lines()
-            .find_map(|l| l.strip_prefix(key)?.trim().parse().ok())
-    };
-    let [Some(correctable), Some(nonfatal), Some(fatal)] = ERROR_COUNTS.map(count) else {
-        return Item::note(ITEM, "the kernel keeps no counts for it", WHY);
-    };
-    let finding = format!("{correctable} correctable, {nonfatal} non-fatal, {fatal} fatal since boot");
-    match (correctable, nonfatal + fatal) {
-        (0, 0) => Item::pass(ITEM, finding),
-        (_, 0) => Item::note(ITEM, finding, WHY),
-        _ => Item::warning(
-            ITEM,
-            "pcie-errors",
-            finding,
-            WHY,
-            "reseat card and cable, or use a shorter cable; 'dmesg | grep -i aer' has the details",
-        ),
-    }
-}
-
-fn kernel_log(device: &Device, log: &Result<Vec<String>, String>) -> Vec<Item> {
-    const ITEM: &str = "kernel-log";
-    const WHY: &str = "refused accesses and link errors are told there and nowhere else";
-    let lines = match log {
-        Ok(lines) => lines,
-        Err(why) => return vec![Item::note(ITEM, format!("it cannot be read: {why}"), WHY)],
-    };
-    let trouble = Trouble::of(&device.address().to_string(), lines);
-    let last = |lines: &[String]| lines.last().cloned().unwrap_or_default();
-    let mut items = Vec::new();
-    if !trouble.iommu.is_empty() {
-        items.push(Item::warning(
-            ITEM,
-            "iommu-faults",
-            format!(
-                "{} accesses of the bridge were refused by the IOMMU; the last: {}",
-                trouble.iommu.len(),
-                last(&trouble.iommu)
-            ),
-            "what the peer writes is dropped then, and its messages never arrive",
-            "from before the driver ran, or once at its end: harmless. Otherwise the bridge's writes carry a requester id \
-             that the IOMMU does not know: update the kernel (it needs the alias quirk of the bridge), see that the \
-             peer's port has its id table filled, and that no other driver resets the IOMMU",
-        ));
-    }
-    if !trouble.aer.is_empty() {
-        items.push(Item::warning(
-            ITEM,
-            "aer-reports",
-            format!(
-                "{} reports of PCIe errors; the last: {}",
-                trouble.aer.len(),
-                last(&trouble.aer)
-            ),
-            "each is a packet that was damaged or refused",
-            "reseat card and cable; many at the time of a peer's crash are stores into its closed window",
-        ));
-    }
-    if items.is_empty() {
-        items.push(Item::pass(ITEM, "nothing about refused accesses or link errors"));
-    }
-    items
 }

@@ -51,7 +51,7 @@ pub enum Sub {
 #[derive(Args, Clone, Debug)]
 pub struct CheckArgs {
     /// Bridge to check, such as 0000:81:00.0 [default: all there are]
-    #[arg(value_name = "BUS:DEV.FN", value_parser = address, allow_hyphen_values = true)]
+    #[arg(value_name = "BUS:DEV.FN", value_parser = address)]
     pub address: Option<PciAddress>,
     /// Checks a recorded machine, or the tree of a described one, instead of this machine
     #[arg(long, value_name = "FILE", value_parser = file, allow_hyphen_values = true)]

@@ -10,8 +10,10 @@ pub mod description;
 pub mod item;
 pub mod log;
 pub mod machine;
+pub mod opening;
 pub mod record;
 pub mod report;
+pub mod traffic;
 pub mod windows;
 
 use std::ffi::OsString;

@@ -11,10 +11,10 @@ use ntb::{
 };
 
 use super::{
-    bridge::ERROR_COUNTS,
     description::{Description, SCHEMA, to_hex},
     log::{self, Trouble},
     machine,
+    traffic::ERROR_COUNTS,
 };
 use crate::exit::{Exit, Failure};
 
@@ -53,8 +53,8 @@ const BRIDGE: [&str; 7] = [
     "max_link_speed",
     "max_link_width",
 ];
-/// Bytes of configuration space that are taken: the standard header. Serial numbers lie behind it.
-const HEADER: usize = 64;
+/// Bytes of configuration space that are taken: ids, command, status. Serial numbers lie far behind.
+const HEADER: usize = 8;
 
 /// What the check reads of a machine.
 pub fn describe(machine: &Machine) -> Description {
@@ -157,7 +157,7 @@ fn bridge(d: &mut Description, machine: &Machine, device: &Device) {
     registers(d, device, &dir);
 }
 
-/// The registers that tell the mode, and the header of configuration space.
+/// The registers that tell the mode, and the beginning of configuration space.
 fn registers(d: &mut Description, device: &Device, dir: &str) {
     let mut config = Vec::new();
     if let Some(header) = device.config_bytes::<HEADER>(0) {
