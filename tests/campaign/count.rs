@@ -92,7 +92,14 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     // none: an engine has no operation that loads.
     let reads = ntb_mem::region::remote_loads();
     report.set("remote_reads", reads.unwrap_or(0));
-    report.set("remote_reads_by", if reads.is_some() { "counted" } else { "construction: engines cannot load" });
+    report.set(
+        "remote_reads_by",
+        if reads.is_some() {
+            "counted"
+        } else {
+            "construction: engines cannot load"
+        },
+    );
     if let Some(n @ 1..) = reads {
         report.violation(format!("{n} loads of the peer's memory"));
     }

@@ -191,7 +191,11 @@ fn an_interrupt_ends_a_stalled_run() {
         let address = address();
         let _far = FarEnd::start(&address, fault);
         let client = Running::start(&[&address, "--warmup", "0", "--duration", "60s"]);
-        std::thread::sleep(Duration::from_millis(1500));
+        if fault == Fault::Mute {
+            std::thread::sleep(Duration::from_millis(1500));
+        } else {
+            client.expect("stalled: no reply", 1);
+        }
         client.signal(rustix::process::Signal::INT);
         let begun = std::time::Instant::now();
         let output = client.finish();
