@@ -67,7 +67,7 @@ fn windows_that_store_uncombined_are_named_with_the_cause() {
     let item = |m: &Machine| about(&m.check(&[]).1, "window").clone();
     let text = item(&missing)["finding"].as_str().unwrap().to_owned();
     assert!(
-        text.contains("uncached: the kernel offers no resource2_wc"),
+        text.contains("stores will be uncached") && text.contains("resource2_wc does not exist"),
         "{text}"
     );
     assert_eq!(item(&missing)["name"], "no-such-mapping");

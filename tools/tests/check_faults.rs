@@ -270,6 +270,10 @@ fn lockdown() {
     let window = about(&report, "window");
     assert_eq!(window["name"], "lockdown", "{window:#}");
     assert_eq!(report["bridges"][0]["windows"][0]["memory_type"], "uncached");
+    let described = ntb_tools::check::description::Described::unpack(&machine.0).unwrap();
+    let device = described.machine().device(NTB.parse().unwrap()).unwrap();
+    let driver = device.combining_refusal(ntb::pci::Bar::B2).unwrap();
+    assert_eq!((driver.name(), driver.class().code()), ("lockdown", 6));
     // A processor that stores whole lines does not mind.
     let (_, report) = machine.file("/proc/cpuinfo", "flags : movdir64b").check(&[]);
     assert_eq!(about(&report, "window")["state"], "note", "{report:#}");

@@ -3,7 +3,7 @@
 use ntb::{
     hw::{Family, NtbError},
     pci::{
-        Bar, CacheType, OpenError, PciError,
+        Bar, OpenError, PciError,
         machine::{Device, Machine},
     },
 };
@@ -138,71 +138,38 @@ fn window(machine: &Machine, device: &Device, family: Family, index: usize, bar:
             amount(bytes)
         )
     };
-    let item = match combining(machine, device, bar) {
-        Ok(()) => {
-            facts.memory_type = "write-combining";
-            Item::pass(ITEM, format!("{usable}; write-combining stores can be had"))
-        }
-        Err((name, why_not, remedy)) => {
-            let finding = format!("{usable}; stores will be uncached: {why_not}");
-            if has_movdir64b(machine) {
-                Item::note(
-                    ITEM,
-                    finding,
-                    "the processor stores whole lines on any memory type (movdir64b)",
-                )
-            } else {
-                Item::warning(
-                    ITEM,
-                    name,
-                    finding,
-                    "eight bus writes per line of 64 bytes instead of one: small messages take longer, and bulk runs at \
-                     a tenth of the rate",
-                    remedy,
-                )
-            }
-        }
+    let Some(error) = device.combining_refusal(bar) else {
+        facts.memory_type = "write-combining";
+        return (
+            facts,
+            Item::pass(ITEM, format!("{usable}; write-combining stores can be had")),
+        );
+    };
+    let finding = format!("{usable}; stores will be uncached: {error}");
+    let item = if has_movdir64b(machine) {
+        Item::note(
+            ITEM,
+            finding,
+            "the processor stores whole lines on any memory type (movdir64b)",
+        )
+    } else {
+        Item::warning(
+            ITEM,
+            error.name(),
+            finding,
+            "eight bus writes per line of 64 bytes instead of one: small messages take longer, and bulk runs at a tenth \
+             of the rate",
+            remedy(&error, device.combining_file(bar).exists()),
+        )
     };
     (facts, item)
 }
 
-/// Whether a window can be mapped write-combining; otherwise name, cause and remedy.
-fn combining(machine: &Machine, device: &Device, bar: Bar) -> Result<(), (&'static str, String, String)> {
-    let path = device.combining_file(bar);
-    let file = format!("resource{bar}_wc");
-    let refused = |why: String| PciError::NoSuchMapping {
-        bar,
-        device: device.address().to_string(),
-        wanted: CacheType::WriteCombining,
-        why,
-    };
-    if let Some(mode) = machine.lockdown() {
-        let remedy = "turn Secure Boot off in the firmware set-up".to_owned();
-        return Err((
-            "lockdown",
-            format!("kernel lockdown ('{mode}') forbids {file}"),
-            remedy,
-        ));
+/// What to do where a window cannot be mapped write-combining.
+fn remedy(error: &PciError, offered: bool) -> &'static str {
+    match error {
+        PciError::Lockdown { .. } => "turn Secure Boot off in the firmware set-up",
+        _ if offered => "run as root, or have a helper pass the descriptor",
+        _ => "none on this machine: a processor with movdir64b stores whole lines all the same",
     }
-    if !path.exists() {
-        let cause = if device.resource(bar).is_some_and(|r| r.prefetchable) {
-            format!("the kernel offers no {file}")
-        } else {
-            format!("there is no {file}, since the BAR is not prefetchable")
-        };
-        let name = refused(cause.clone()).name();
-        let remedy =
-            "none on this machine: a processor with movdir64b stores whole lines all the same".to_owned();
-        return Err((name, cause, remedy));
-    }
-    if !machine.may_use(format!("/sys/bus/pci/devices/{}/{file}", device.address())) {
-        let cause = format!("this user may not open {file}");
-        let name = refused(cause.clone()).name();
-        return Err((
-            name,
-            cause,
-            "run as root, or have a helper pass the descriptor".to_owned(),
-        ));
-    }
-    Ok(())
 }

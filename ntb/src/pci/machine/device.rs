@@ -107,6 +107,52 @@ impl Device {
         self.directory().join(format!("resource{bar}_wc"))
     }
 
+    /// Why a BAR cannot be mapped write-combining, as far as that shows without trying; `None` when nothing speaks
+    /// against it.
+    pub fn combining_refusal(&self, bar: Bar) -> Option<PciError> {
+        let path = self.combining_file(bar);
+        let errno = if !path.exists() {
+            libc::ENOENT
+        } else if self.machine.lockdown().is_some() {
+            libc::EPERM
+        } else if !self.machine.may_use(self.dir.join(format!("resource{bar}_wc"))) {
+            libc::EACCES
+        } else {
+            return None;
+        };
+        Some(self.refused_combining(bar, &io::Error::from_raw_os_error(errno)))
+    }
+
+    /// Why a write-combining mapping through sysfs was refused with this error, and what to do.
+    pub(in crate::pci) fn refused_combining(&self, bar: Bar, error: &io::Error) -> PciError {
+        let device = self.address.to_string();
+        let path = self.combining_file(bar);
+        let path = path.display();
+        let why = match (error.raw_os_error(), self.machine.lockdown()) {
+            (Some(libc::ENOENT), _) => format!(
+                "{path} does not exist: the BAR is not prefetchable, or the kernel has no write-combining mappings"
+            ),
+            (Some(libc::EPERM | libc::EACCES), Some(mode)) => {
+                return PciError::Lockdown { bar, device, mode };
+            }
+            (Some(libc::EPERM | libc::EACCES), None) => {
+                format!("no permission for {path}: run as root, or have a helper pass the descriptor")
+            }
+            (Some(libc::EINVAL | libc::EBUSY), _) => format!(
+                "the kernel refuses {path} ({error}): another mapping of the BAR has another memory type. Driver {} \
+                 holds the device; unbind what else maps it, and open it anew",
+                self.driver().unwrap_or_else(|| "none".to_owned())
+            ),
+            _ => format!("{path}: {error}"),
+        };
+        PciError::NoSuchMapping {
+            bar,
+            device,
+            wanted: CacheType::WriteCombining,
+            why,
+        }
+    }
+
     /// Link of the function now and at best; `None` where the kernel does not say.
     pub fn link(&self) -> (Option<LinkRate>, Option<LinkRate>) {
         let rate = |speed, width| {
