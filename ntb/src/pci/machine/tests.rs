@@ -236,7 +236,7 @@ fn link_rates_are_read() {
 #[test]
 fn refused_combining_names_the_cause() {
     let why = |described: &Described, n| {
-        let error = std::io::Error::from_raw_os_error(n);
+        let error = io::Error::from_raw_os_error(n);
         described.ntb().refused_combining(Bar::B2, &error)
     };
     let locked = Described::spr().file(
@@ -280,8 +280,8 @@ fn what_speaks_against_combining_shows_before_it_is_tried() {
 fn registers_are_read_without_opening() {
     let described = Described::spr();
     let dir = described.ntb().directory();
-    std::fs::write(dir.join("config"), [0x86, 0x80, 0x7E, 0x34]).unwrap();
-    std::fs::write(dir.join("resource0"), vec![0xA5; 0xB4C8]).unwrap();
+    fs::write(dir.join("config"), [0x86, 0x80, 0x7E, 0x34]).unwrap();
+    fs::write(dir.join("resource0"), vec![0xA5; 0xB4C8]).unwrap();
     let device = described.ntb();
     assert_eq!(device.config_bytes(0), Some([0x86, 0x80]));
     assert_eq!(device.config_bytes::<4>(2), None, "behind what may be read");
