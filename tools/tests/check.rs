@@ -76,6 +76,21 @@ fn windows_that_store_uncombined_are_named_with_the_cause() {
 }
 
 #[test]
+fn a_bar_that_is_too_small_is_named_with_both_amounts() {
+    let machine = Machine::good().file(
+        &format!("{}/resource", dir(NTB)),
+        "0x384000000000 0x384000007fff 0x14220c\n0x0 0x0 0x0\n0x380000000000 0x38003fffffff 0x14220c\n",
+    );
+    let (code, report) = machine.check(&[]);
+    assert_eq!(code, 3);
+    let text = named(&report, "too-small")["finding"].as_str().unwrap();
+    assert!(text.contains("46276 bytes of BAR0, and it has 32768"), "{text}");
+    // A window that the family has and the firmware gave no size.
+    let window = named(&report, "no-bar")["finding"].as_str().unwrap();
+    assert!(window.contains("window 1 lies in BAR4"), "{window}");
+}
+
+#[test]
 fn a_device_that_has_vanished_is_told_from_one_in_the_wrong_mode() {
     let gone = Machine::good().bytes(&format!("{}/config", dir(NTB)), 0, "ffffffffffffffff");
     let (code, report) = gone.check(&[]);

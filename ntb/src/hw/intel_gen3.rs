@@ -58,7 +58,7 @@ const WINDOWS: [Window; 2] = [
 
 impl IntelGen3 {
     pub(super) fn open(function: &Arc<dyn PciFunction>) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Bar::B0, r::MAP.end.into())?;
+        let regs = Regs::new(Arc::clone(function), Family::IntelSkx)?;
         let role = topology(&**function)?;
         let facts = |bar| -> Result<WindowInfo, NtbError> {
             let bytes = function.bar_or_error(bar)?.bytes;

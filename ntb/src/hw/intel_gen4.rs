@@ -52,7 +52,7 @@ const WINDOWS: [Window; 2] = [
 
 impl IntelGen4 {
     pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Bar::B0, u64::from(r::PPD1.offset()) + 4)?;
+        let regs = Regs::new(Arc::clone(function), family)?;
         let role = topology(&regs, family)?;
         let facts = |bar| -> Result<WindowInfo, NtbError> {
             let bytes = function.bar_or_error(bar)?.bytes;

@@ -58,8 +58,8 @@ pub fn bar_facts(device: &Device) -> Vec<BarFacts> {
     Bar::ALL.into_iter().filter_map(facts).collect()
 }
 
-/// Whether all BARs have addresses.
-pub fn bars(device: &Device, refusals: &[OpenError]) -> Item {
+/// Whether all BARs have addresses, and the registers room.
+pub fn bars(device: &Device, family: Option<Family>, refusals: &[OpenError]) -> Item {
     const ITEM: &str = "bars";
     let list: Vec<String> = bar_facts(device)
         .iter()
@@ -73,6 +73,24 @@ pub fn bars(device: &Device, refusals: &[OpenError]) -> Item {
         })
         .collect();
     let finding = list.join(", ");
+    if let Some((bar, needed)) = family.map(Family::registers) {
+        let available = device.resource(bar).map_or(0, |r| r.bytes);
+        if !finding.is_empty() && available < needed {
+            let error = NtbError::TooSmall {
+                device: device.address().to_string(),
+                what: "the register BAR",
+                needed,
+                available,
+            };
+            return Item::fault(
+                ITEM,
+                &error,
+                format!("{finding}; the registers need {needed} bytes of BAR{bar}, and it has {available}"),
+                "every bridge of this family has its registers there",
+                "update the firmware of the bridge, or set the port to NTB in the firmware set-up",
+            );
+        }
+    }
     let refusal = refusals
         .iter()
         .find(|e| matches!(e, OpenError::Pci(PciError::BarNotPlaced { .. })));
