@@ -178,8 +178,27 @@ fn no_iommu() {
         &[],
         6,
         "no-iommu",
-        &["no IOMMU group"],
+        &["no group"],
         &["intel_iommu=on", "firmware"],
+    );
+    // Where VFIO's unsafe mode is on, the kernel makes groups without an IOMMU.
+    let bare = Machine::good()
+        .without("/dev/vfio/42")
+        .node("/dev/vfio/noiommu-42", true)
+        .file("/sys/module/vfio/parameters/enable_unsafe_noiommu_mode", "Y");
+    fault(
+        &bare,
+        &[],
+        6,
+        "no-iommu",
+        &["no group"],
+        &["intel_iommu=on", "firmware"],
+    );
+    let (_, report) = bare.check(&[]);
+    assert_eq!(
+        report["names"],
+        serde_json::json!(["no-iommu", "unsafe-mode-on"]),
+        "{report:#}"
     );
 }
 
@@ -337,6 +356,7 @@ fn the_driver_refuses_what_the_check_faults() {
             Machine::good().without(&format!("{}/iommu_group", dir(NTB))),
             "no-iommu",
         ),
+        (Machine::good().node("/dev/vfio/noiommu-42", true), "no-iommu"),
         (shared, "group-not-viable"),
         (unplaced, "bar-not-placed"),
         (Machine::good().without("/dev/vfio/42"), "node-missing"),

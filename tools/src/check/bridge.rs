@@ -73,7 +73,7 @@ pub fn look(machine: &Machine, device: &Device, log: &Result<Vec<String>, String
     }
     items.push(opening::driver(device, &refusals));
     items.push(opening::group(device, &refusals));
-    items.extend(opening::node(machine, device));
+    items.extend(opening::node(machine, device, &refusals));
     items.push(windows::bars(device, family, &refusals));
     let windows = family
         .map(|f| windows::windows(machine, device, f))

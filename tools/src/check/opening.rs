@@ -44,7 +44,7 @@ pub fn group(device: &Device, refusals: &[OpenError]) -> Item {
                 return Item::fault(
                     ITEM,
                     error,
-                    "it is in no IOMMU group: the IOMMU is absent or off",
+                    "it is in no group that an IOMMU guards: the IOMMU is absent or off",
                     "without an IOMMU the peer could write to all memory of this machine; the driver takes that only \
                      when it is told to",
                     IOMMU_REMEDY,
@@ -97,12 +97,14 @@ fn describe_group(device: &Device, members: &[GroupMember]) -> (String, Vec<Stri
 }
 
 /// The device node: only where one is to be expected.
-pub fn node(machine: &Machine, device: &Device) -> Option<Item> {
+pub fn node(machine: &Machine, device: &Device, refusals: &[OpenError]) -> Option<Item> {
     const ITEM: &str = "device-node";
     const WHY: &str = "the driver opens the bridge through this node";
     let path = device.group_node()?;
     let node = path.display().to_string();
-    if device.driver().as_deref() != Some("vfio-pci") {
+    let none_expected =
+        |e: &OpenError| matches!(e, OpenError::WrongDriver { .. } | OpenError::NoIommu { .. });
+    if refusals.iter().any(none_expected) {
         return None;
     }
     if !machine.path(&path).exists() {

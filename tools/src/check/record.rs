@@ -147,6 +147,9 @@ fn bridge(d: &mut Description, machine: &Machine, device: &Device) {
             d.files.insert(format!("{process}/comm"), "a program".to_owned());
         }
     }
+    if let Some(bare) = device.bare_node().filter(|n| machine.path(n).exists()) {
+        d.nodes.insert(bare.display().to_string(), machine.may_use(&bare));
+    }
     for bar in Bar::ALL {
         let path = format!("{dir}/resource{bar}_wc");
         if machine.path(&path).exists() {

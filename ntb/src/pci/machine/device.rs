@@ -180,6 +180,11 @@ impl Device {
         Some(format!("/dev/vfio/{}", self.group()?).into())
     }
 
+    /// Node of its group where the kernel made one without an IOMMU.
+    pub fn bare_node(&self) -> Option<PathBuf> {
+        Some(format!("/dev/vfio/noiommu-{}", self.group()?).into())
+    }
+
     /// Bytes of its configuration space; `None` when this user may not read that far.
     pub fn config_bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
         let mut bytes = [0; N];
@@ -250,6 +255,12 @@ impl Device {
             });
             return found;
         };
+        // The kernel makes such groups where it has no IOMMU.
+        if !no_iommu && self.bare_node().is_some_and(|n| self.machine.path(n).exists()) {
+            found.push(OpenError::NoIommu {
+                address: address.clone(),
+            });
+        }
         let members = self.group_members();
         if members.iter().any(|m| m.in_the_way) {
             found.push(OpenError::GroupNotViable {
