@@ -90,8 +90,10 @@ impl Archive {
 mod tests {
     use super::Archive;
 
-    /// Reads back (name, mode, device, content), checking the alignment on the way.
-    fn parse(bytes: &[u8]) -> Vec<(String, u32, (u32, u32), Vec<u8>)> {
+    type Entry = (String, u32, (u32, u32), Vec<u8>);
+
+    /// Reads back name, mode, device and content, checking the alignment on the way.
+    fn parse(bytes: &[u8]) -> Vec<Entry> {
         let mut at = 0;
         let mut entries = Vec::new();
         loop {

@@ -144,9 +144,6 @@ fn arguments(prepared: &Prepared, start: &Start<'_>, console: &Path) -> Vec<Stri
         });
         add("-device", address.to_string());
     }
-    for device in machine.devices {
-        add("-device", (*device).to_owned());
-    }
     add("-kernel", prepared.kernel.image.display().to_string());
     add("-initrd", start.initramfs.display().to_string());
     add("-append", kernel_line(start));

@@ -1,4 +1,4 @@
-//! The first and only file system of a guest: busybox, kernel modules, the scenario's script and programs.
+//! The first and only file system of a guest: busybox, kernel modules and the scenario's script.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ const INIT: &str = include_str!("guest/init.sh");
 const MAIN: &str = include_str!("guest/main.sh");
 
 /// Packs a guest's file system. Both guests of a scenario share it; what differs is on the kernel command line.
-pub(crate) fn pack(prepared: &Prepared, script: &str, programs: &[PathBuf]) -> Result<Vec<u8>, LabError> {
+pub(crate) fn pack(prepared: &Prepared, script: &str) -> Result<Vec<u8>, LabError> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "lab", "lab/modules"] {
         archive.folder(folder);
@@ -24,9 +24,6 @@ pub(crate) fn pack(prepared: &Prepared, script: &str, programs: &[PathBuf]) -> R
     archive.file("lab/scenario.sh", script.as_bytes());
     for module in sorted(&prepared.kernel.modules)? {
         archive.file_from(&format!("lab/modules/{}", file_name(&module)), &module)?;
-    }
-    for program in programs {
-        archive.file_from(&format!("bin/{}", file_name(program)), program)?;
     }
     Ok(archive.finish())
 }

@@ -17,7 +17,7 @@ mod scenario;
 mod scenarios;
 mod setup;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
             list();
             Ok(true)
         }
-        Action::Run { names, json, keep } => run_all(&names, json, keep),
+        Action::Run { names, json, keep } => run_all(&names, json.as_deref(), keep),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -91,7 +91,7 @@ fn list() {
     }
 }
 
-fn run_all(names: &[String], json: Option<PathBuf>, keep: bool) -> Result<bool, LabError> {
+fn run_all(names: &[String], json: Option<&Path>, keep: bool) -> Result<bool, LabError> {
     let chosen = choose(scenarios::all(), names)?;
     let cache = Cache::open()?;
     let prepared = Prepared::ensure(&cache)?;
@@ -113,7 +113,7 @@ fn run_all(names: &[String], json: Option<PathBuf>, keep: bool) -> Result<bool, 
         outcome.print();
         outcomes.push(outcome);
     }
-    report::finish(&outcomes, start.elapsed(), json.as_deref())
+    report::finish(&outcomes, start.elapsed(), json)
 }
 
 /// The scenarios that the patterns name, in the list's order.

@@ -48,7 +48,7 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
         fs::create_dir_all(folder).context("create", folder)?;
     }
     let initramfs = place.logs.join("initramfs");
-    let archive = initramfs::pack(prepared, scenario.script, &[])?;
+    let archive = initramfs::pack(prepared, scenario.script)?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
     let bridge = scenario

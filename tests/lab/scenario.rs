@@ -39,8 +39,6 @@ pub(crate) struct Machine {
     /// Whether the guest kernel translates the bridge's DMA. Off, the bridge reaches all guest memory and only
     /// its own window limits protect it.
     pub iommu: bool,
-    /// Further QEMU arguments.
-    pub devices: &'static [&'static str],
 }
 
 impl Machine {
@@ -48,7 +46,6 @@ impl Machine {
         memory_mib: 256,
         cpus: 1,
         iommu: false,
-        devices: &[],
     };
     pub(crate) const IOMMU: Self = Self {
         iommu: true,

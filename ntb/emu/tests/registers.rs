@@ -253,6 +253,8 @@ fn function_reset_clears_and_is_seen() {
             &[W(0x80, 4, 5), W(0x10, 8, 0x1000), W(0x18, 8, 0x1000)],
         );
         run(&bench, B, &[W(0x100, 4, 1)]);
+        let placed = [0x10, 0x18, 0x20].map(|bar| bench.cfg(A, bar, 4));
+        assert!(placed.iter().any(|bar| bar & !0xF != 0), "no BAR was placed");
         if by_config {
             let control = bench.cfg(A, 0x48, 2) as u16;
             bench
@@ -262,6 +264,8 @@ fn function_reset_clears_and_is_seen() {
             bench.port(A).reset(Actor::Client);
         }
         assert_eq!(bench.cfg(A, 4, 2), 0);
+        // A client that answers reads of BARs itself would not put them back.
+        assert_eq!([0x10, 0x18, 0x20].map(|bar| bench.cfg(A, bar, 4)), placed);
         assert_eq!(bench.r(A, 0x80, 4), 0xFFFF_FFFF, "memory decoding survived");
         bench.port(A).config_write(0x04, &6u16.to_le_bytes());
         run(

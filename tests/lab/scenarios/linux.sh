@@ -158,7 +158,8 @@ check_window() {
     meet "window$window-open"
     echo "0:$WINDOW" >"$tool/peer0/peer_mw_trans$window"
     over=$((exposed + chunk))
-    [ $over -le "$WINDOW" ] || over=$exposed
+    # Where translations are as coarse as the BAR, there is nothing beyond the end to try.
+    [ "$alignment" -le $exposed ] || over=$exposed
     fill $over
     dd if=/tmp/sent of="$tool/peer0/peer_mw$window" bs=$chunk conv=notrunc 2>/dev/null
     # The read comes first: it pushes the posted writes ahead of it, where words to the other guest overtake them.
@@ -186,15 +187,13 @@ expose_window() {
 step windows
 windows=0
 while [ -e "$tool/peer0/mw_trans$windows" ]; do
-    size=$(($(awk '/^Alignment/ { print $2 }' "$tool/peer0/mw_trans$windows")))
-    # Where windows are as coarse as the BAR, there is nothing beyond the end to try.
-    [ $size -le $exposed ] || exposed=$size
+    alignment=$(($(awk '/^Alignment/ { print $2 }' "$tool/peer0/mw_trans$windows")))
     [ "$ROLE" = a ] && check_window $windows || expose_window $windows
     [ "$ROLE" = b ] && check_window $windows || expose_window $windows
     windows=$((windows + 1))
 done
 holds "windows" [ $windows -gt 0 ]
-note "$windows windows, alignment $size"
+note "$windows windows, alignment $alignment"
 meet windows
 pass
 

@@ -185,15 +185,23 @@ impl Side {
         self.stats.resets += 1;
     }
 
-    /// Function-level reset: all registers, and all of configuration space but what errors leave behind.
+    /// Function-level reset: all registers, and all of configuration space but what errors leave behind and the BARs.
+    ///
+    /// Hardware clears the BARs too, and the host puts them back. A virtual machine monitor answers reads of them from a
+    /// copy of its own, so that its guest sees nothing to put back: they would stay zero here, and limits, which are
+    /// addresses behind a BAR, would open more than was asked for.
     pub fn reset(&mut self) {
-        let sticky = [
+        let errors = [
             self.aer(config::aer::UNCORRECTABLE),
             self.aer(config::aer::UNCORRECTABLE_MASK),
             self.aer(config::aer::SEVERITY),
             self.aer(config::aer::CORRECTABLE),
-        ]
-        .map(|at| (at, self.config.get(at, 4)));
+        ];
+        let sticky: Vec<_> = errors
+            .into_iter()
+            .chain((0..6).map(|i| header::BAR0 + 4 * i))
+            .map(|at| (at, self.config.get(at, 4)))
+            .collect();
         self.power_cycle();
         for (at, value) in sticky {
             self.config.set(at, 4, value);
