@@ -90,6 +90,20 @@ fn a_bar_that_is_too_small_is_named_with_both_amounts() {
     assert!(window.contains("window 1 lies in BAR4"), "{window}");
 }
 
+/// Nobody is told to take a network card from its driver.
+#[test]
+fn a_function_that_is_no_bridge_is_named_and_left_alone() {
+    let at = "0000:05:00.0";
+    let machine = Machine::good().function(at, "0x8086", "0x1592", "0x02", "0x020000", Some("ice"));
+    let (code, report) = machine.check(&[at]);
+    assert_eq!(
+        (code, &report["names"]),
+        (3, &serde_json::json!(["not-an-ntb"])),
+        "{report:#}"
+    );
+    assert!(!report.to_string().contains("driver_override"), "{report:#}");
+}
+
 #[test]
 fn a_device_that_has_vanished_is_told_from_one_in_the_wrong_mode() {
     let gone = Machine::good().bytes(&format!("{}/config", dir(NTB)), 0, "ffffffffffffffff");

@@ -66,22 +66,22 @@ pub fn look(machine: &Machine, device: &Device, log: &Result<Vec<String>, String
     let (now, best) = device.link();
     let mut items = vec![who(device, identity.as_ref(), family)];
     let mut role = None;
+    let mut windows = Vec::new();
+    // Nothing else matters for a function that cannot be driven, and nobody is told to bind it.
     if let Some(family) = family {
         let (found, item) = look_at_mode(device, family);
         role = found;
         items.push(item);
+        items.push(opening::driver(device, &refusals));
+        items.push(opening::group(device, &refusals));
+        items.extend(opening::node(machine, device, &refusals));
+        items.push(windows::bars(device, family, &refusals));
+        windows = windows::windows(machine, device, family);
+        items.extend(windows.iter().map(|(_, item)| item.clone()));
+        items.push(traffic::link(now, best));
+        items.push(traffic::errors(device));
+        items.extend(traffic::kernel_log(device, log));
     }
-    items.push(opening::driver(device, &refusals));
-    items.push(opening::group(device, &refusals));
-    items.extend(opening::node(machine, device, &refusals));
-    items.push(windows::bars(device, family, &refusals));
-    let windows = family
-        .map(|f| windows::windows(machine, device, f))
-        .unwrap_or_default();
-    items.extend(windows.iter().map(|(_, item)| item.clone()));
-    items.push(traffic::link(now, best));
-    items.push(traffic::errors(device));
-    items.extend(traffic::kernel_log(device, log));
     Bridge {
         address: device.address().to_string(),
         family: family.map(Family::name),
@@ -145,7 +145,19 @@ fn who(device: &Device, identity: Option<&Identity>, family: Option<Family>) -> 
     if let Some(family) = family {
         return Item::pass(ITEM, format!("{family} ({id})"));
     }
-    let why = Family::why_unsupported(identity).unwrap_or("it is no bridge that is known");
+    let Some(why) = Family::why_unsupported(identity) else {
+        let error = NtbError::NotAnNtb {
+            device: device.address().to_string(),
+            identity: *identity,
+        };
+        return Item::fault(
+            ITEM,
+            &error,
+            format!("{id}: no NTB that is known"),
+            WHY,
+            "run ntb-check without an address: it finds the bridges there are",
+        );
+    };
     let error = mode::WrongMode {
         found: why.to_owned(),
         remedy: "Use a bridge of a later generation",

@@ -59,7 +59,7 @@ pub fn bar_facts(device: &Device) -> Vec<BarFacts> {
 }
 
 /// Whether all BARs have addresses, and the registers room.
-pub fn bars(device: &Device, family: Option<Family>, refusals: &[OpenError]) -> Item {
+pub fn bars(device: &Device, family: Family, refusals: &[OpenError]) -> Item {
     const ITEM: &str = "bars";
     let list: Vec<String> = bar_facts(device)
         .iter()
@@ -73,23 +73,22 @@ pub fn bars(device: &Device, family: Option<Family>, refusals: &[OpenError]) -> 
         })
         .collect();
     let finding = list.join(", ");
-    if let Some((bar, needed)) = family.map(Family::registers) {
-        let available = device.resource(bar).map_or(0, |r| r.bytes);
-        if !finding.is_empty() && available < needed {
-            let error = NtbError::TooSmall {
-                device: device.address().to_string(),
-                what: "the register BAR",
-                needed,
-                available,
-            };
-            return Item::fault(
-                ITEM,
-                &error,
-                format!("{finding}; the registers need {needed} bytes of BAR{bar}, and it has {available}"),
-                "every bridge of this family has its registers there",
-                "update the firmware of the bridge, or set the port to NTB in the firmware set-up",
-            );
-        }
+    let (bar, needed) = family.registers();
+    let available = device.resource(bar).map_or(0, |r| r.bytes);
+    if !finding.is_empty() && available < needed {
+        let error = NtbError::TooSmall {
+            device: device.address().to_string(),
+            what: "the register BAR",
+            needed,
+            available,
+        };
+        return Item::fault(
+            ITEM,
+            &error,
+            format!("{finding}; the registers need {needed} bytes of BAR{bar}, and it has {available}"),
+            "every bridge of this family has its registers there",
+            "update the firmware of the bridge, or set the port to NTB in the firmware set-up",
+        );
     }
     let refusal = refusals
         .iter()
