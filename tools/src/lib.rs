@@ -8,8 +8,10 @@
 //! - [`noise`]: what the operating system took from a thread while it measured.
 //! - [`environment`]: facts of the machine that change results.
 //! - [`report`]: one structure, printed as text or as JSON.
+//! - [`check`]: the program `ntb-check`: what a machine with a bridge lacks, and what to do.
 //! - [`ping`]: the program `ntb-ping`, which `bin/ntb-ping.rs` only calls.
 
+pub mod check;
 pub mod cli;
 pub mod environment;
 pub mod exit;

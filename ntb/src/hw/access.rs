@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{
-    NtbError,
+    Family, NtbError,
     regs::{Access, Readable, Reg, RegMap, Space, W1c, Width, Writable},
 };
 use crate::pci::{Bar, Function, PciError, PciFunction, config};
@@ -19,8 +19,9 @@ pub struct Regs {
 }
 
 impl Regs {
-    /// Registers in `bar`, which must reach as far as `map` says.
-    pub fn new(function: Arc<dyn PciFunction>, bar: Bar, map_end: u64) -> Result<Self, NtbError> {
+    /// Registers of a port of this family, whose BAR must be long enough.
+    pub fn new(function: Arc<dyn PciFunction>, family: Family) -> Result<Self, NtbError> {
+        let (bar, map_end) = family.registers();
         let available = function.bar_or_error(bar)?.bytes;
         if available < map_end {
             return Err(NtbError::TooSmall {

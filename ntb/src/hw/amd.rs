@@ -39,7 +39,7 @@ enum Limit {
 
 impl Amd {
     pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Bar::B0, r::BAR0_BYTES)?;
+        let regs = Regs::new(Arc::clone(function), family)?;
         let side = regs.read_live(r::SIDEINFO)?;
         let role = match side & r::SIDEINFO_SECONDARY {
             0 => Role::Upstream,

@@ -49,7 +49,7 @@ impl Epf {
             let device = function.name().to_owned();
             return Err(NtbError::NotAnNtb { device, identity });
         };
-        let regs = Regs::new(Arc::clone(function), layout.config, r::MAP.end.into())?;
+        let regs = Regs::new(Arc::clone(function), family)?;
         let wrong = |what, value: u32| NtbError::BadControlBlock {
             what,
             value: value.into(),

@@ -2,7 +2,7 @@
 
 use super::{
     inferred::{ICX_FIRST_REVISION, SPR_FIRST_REVISION},
-    regs::epf,
+    regs::{amd, epf, intel_gen3, intel_gen4},
 };
 use crate::pci::{Bar, config::Identity};
 
@@ -110,6 +110,27 @@ impl Family {
             .iter()
             .find(|(vendor, devices, _)| *vendor == id.vendor && devices.contains(&id.device))
             .map(|(_, _, why)| *why)
+    }
+
+    /// The BAR of its registers, and how far into it they reach.
+    pub fn registers(self) -> (Bar, u64) {
+        match self {
+            Self::IntelSkx => (Bar::B0, intel_gen3::MAP.end.into()),
+            Self::IntelIcx | Self::IntelSpr | Self::IntelGnr => {
+                (Bar::B0, u64::from(intel_gen4::PPD1.offset()) + 4)
+            }
+            Self::Amd { .. } => (Bar::B0, amd::BAR0_BYTES),
+            Self::Epf { layout } => (layout.config, epf::MAP.end.into()),
+        }
+    }
+
+    /// BARs of its memory windows.
+    pub fn window_bars(self) -> &'static [Bar] {
+        match self {
+            Self::IntelSkx | Self::IntelIcx | Self::IntelSpr | Self::IntelGnr => &[Bar::B2, Bar::B4],
+            Self::Amd { windows } => windows,
+            Self::Epf { layout } => layout.windows,
+        }
     }
 
     /// Short name, as the emulator's and the tools' options have it.

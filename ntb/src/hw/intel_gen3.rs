@@ -11,7 +11,7 @@ use super::{
     check_doorbells, check_translation,
     events::Events,
     inferred::INTEL_XBASE_CLOSED,
-    peer_answered,
+    mode, peer_answered,
     regs::{Reg, Rw, intel_gen3 as r},
     scratchpad, window,
 };
@@ -58,7 +58,7 @@ const WINDOWS: [Window; 2] = [
 
 impl IntelGen3 {
     pub(super) fn open(function: &Arc<dyn PciFunction>) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Bar::B0, r::MAP.end.into())?;
+        let regs = Regs::new(Arc::clone(function), Family::IntelSkx)?;
         let role = topology(&**function)?;
         let facts = |bar| -> Result<WindowInfo, NtbError> {
             let bytes = function.bar_or_error(bar)?.bytes;
@@ -120,32 +120,13 @@ impl IntelGen3 {
 
 fn topology(function: &dyn PciFunction) -> Result<Role, NtbError> {
     let ppd = config::read8(function, r::cfg::PPD.offset())?;
-    let wrong = |found: String| NtbError::WrongMode {
-        device: function.name().to_owned(),
-        found,
-        remedy: "In the firmware set-up, choose 'NTB to NTB' for this PCIe port on both hosts, with BARs not split, \
-                 upstream on one and downstream on the other",
-    };
     if ppd == u8::MAX {
         return Err(NtbError::Gone {
             device: function.name().to_owned(),
             register: r::cfg::PPD.name(),
         });
     }
-    if ppd & r::PPD_SPLIT != 0 {
-        return Err(wrong(format!(
-            "PPD is {ppd:#x}: its BARs are split into 32-bit halves"
-        )));
-    }
-    match ppd & r::PPD_MASK {
-        r::PPD_B2B_USD => Ok(Role::Upstream),
-        r::PPD_B2B_DSD => Ok(Role::Downstream),
-        other if other & 3 == r::PPD_CONN_TRANSPARENT => {
-            Err(wrong(format!("PPD is {ppd:#x}: a transparent port")))
-        }
-        other if other & 3 == r::PPD_CONN_RP => Err(wrong(format!("PPD is {ppd:#x}: NTB to root port"))),
-        _ => Err(wrong(format!("PPD is {ppd:#x}, which no manual lists"))),
-    }
+    mode::intel_gen3(ppd).map_err(|e| e.of(function.name()))
 }
 
 impl NtbPort for IntelGen3 {

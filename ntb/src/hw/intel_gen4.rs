@@ -10,7 +10,7 @@ use super::{
     check_doorbells, check_translation,
     events::Events,
     inferred::INTEL_XBASE_CLOSED,
-    peer_answered,
+    mode, peer_answered,
     regs::{Reg, Rw, intel_gen4 as r},
     scratchpad, window,
 };
@@ -52,7 +52,7 @@ const WINDOWS: [Window; 2] = [
 
 impl IntelGen4 {
     pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Bar::B0, u64::from(r::PPD1.offset()) + 4)?;
+        let regs = Regs::new(Arc::clone(function), family)?;
         let role = topology(&regs, family)?;
         let facts = |bar| -> Result<WindowInfo, NtbError> {
             let bytes = function.bar_or_error(bar)?.bytes;
@@ -112,21 +112,8 @@ impl IntelGen4 {
 
 /// Which end of the link the port is; anything else cannot be used.
 fn topology(regs: &Regs, family: Family) -> Result<Role, NtbError> {
-    let (mask, usd, dsd) = match family {
-        Family::IntelIcx => (r::ICX_PPD1_MASK, r::ICX_PPD1_B2B_USD, r::ICX_PPD1_B2B_DSD),
-        _ => (r::SPR_PPD1_MASK, r::SPR_PPD1_B2B_USD, r::SPR_PPD1_B2B_DSD),
-    };
     let ppd1 = regs.read_live(r::PPD1)?;
-    match ppd1 & mask {
-        v if v == usd => Ok(Role::Upstream),
-        v if v == dsd => Ok(Role::Downstream),
-        _ => Err(NtbError::WrongMode {
-            device: regs.function().name().to_owned(),
-            found: format!("PPD1 is {ppd1:#x}, which is not a back-to-back NTB"),
-            remedy: "In the firmware set-up, choose 'NTB to NTB' for this PCIe port on both hosts, upstream on one and \
-                     downstream on the other",
-        }),
-    }
+    mode::intel_gen4(family, ppd1).map_err(|e| e.of(regs.function().name()))
 }
 
 impl NtbPort for IntelGen4 {

@@ -16,6 +16,7 @@ pub mod family;
 pub mod inferred;
 mod intel_gen3;
 mod intel_gen4;
+pub mod mode;
 pub mod regs;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};

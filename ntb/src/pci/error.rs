@@ -120,6 +120,20 @@ pub enum PciError {
         /// The reason and the remedy.
         why: String,
     },
+    /// Kernel lockdown forbids the wanted memory type.
+    #[error(
+        "BAR{bar} of {device} cannot be mapped write-combining: kernel lockdown ('{mode}', which Secure Boot switches \
+         on) forbids it. Mappings through VFIO work, and stores are uncached then: turn Secure Boot off in the \
+         firmware set-up, or accept that"
+    )]
+    Lockdown {
+        /// The BAR.
+        bar: Bar,
+        /// The function.
+        device: String,
+        /// The mode in /sys/kernel/security/lockdown.
+        mode: String,
+    },
     /// An operation of the kernel or the device server failed.
     #[error("{what} failed: {source}")]
     Io {
@@ -275,6 +289,7 @@ impl PciError {
             Self::Misaligned { .. } => "misaligned-access",
             Self::Hole { .. } => "bar-hole",
             Self::NoSuchMapping { .. } => "no-such-mapping",
+            Self::Lockdown { .. } => "lockdown",
             Self::Io { .. } => "device-io",
             Self::Timeout { .. } => "device-timeout",
             Self::Gone { .. } => "device-gone",
@@ -320,6 +335,7 @@ impl PciError {
             Self::NoIova { .. }
             | Self::Memlock { .. }
             | Self::TooManyMappings { .. }
+            | Self::Lockdown { .. }
             | Self::ResetHitsOthers { .. } => ExitClass::Permission,
         }
     }

@@ -110,17 +110,6 @@ pub enum OpenError {
         /// What to do.
         remedy: String,
     },
-    /// Kernel lockdown stands in the way.
-    #[error(
-        "{what} is forbidden by kernel lockdown ('{mode}', which Secure Boot switches on): write-combining mappings \
-         through sysfs are not to be had; VFIO mappings work. Turn Secure Boot off, or accept uncached stores"
-    )]
-    Lockdown {
-        /// What was tried.
-        what: String,
-        /// The mode in /sys/kernel/security/lockdown.
-        mode: String,
-    },
     /// The kernel lacks an interface.
     #[error("the kernel does not offer {what}: {hint}")]
     NoInterface {
@@ -147,7 +136,6 @@ impl OpenError {
             Self::NodeMissing { .. } => "node-missing",
             Self::NodeBusy { .. } => "node-busy",
             Self::Permission { .. } => "no-permission",
-            Self::Lockdown { .. } => "lockdown",
             Self::NoInterface { .. } => "no-kernel-interface",
             Self::Pci(e) => e.name(),
         }
@@ -165,7 +153,6 @@ impl OpenError {
             | Self::NoIommuModeOff { .. }
             | Self::NodeBusy { .. }
             | Self::Permission { .. }
-            | Self::Lockdown { .. }
             | Self::NoInterface { .. } => ExitClass::Permission,
             Self::Pci(e) => e.class(),
         }

@@ -1,10 +1,12 @@
 //! A PCI function as the kernel describes it.
 
-use std::{fs, path::PathBuf};
+use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+
+use memmap2::MmapOptions;
 
 use super::{
     super::{
-        Bar, GroupMember, OpenError, PciError, bind_command,
+        Bar, BarMap, CacheType, GroupMember, MappedArea, OpenError, PciError, bind_command,
         config::{Identity, LinkRate},
     },
     Machine, PciAddress, names,
@@ -105,6 +107,52 @@ impl Device {
         self.directory().join(format!("resource{bar}_wc"))
     }
 
+    /// Why a BAR cannot be mapped write-combining, as far as that shows without trying; `None` when nothing speaks
+    /// against it.
+    pub fn combining_refusal(&self, bar: Bar) -> Option<PciError> {
+        let path = self.combining_file(bar);
+        let errno = if !path.exists() {
+            libc::ENOENT
+        } else if self.machine.lockdown().is_some() {
+            libc::EPERM
+        } else if !self.machine.may_use(self.dir.join(format!("resource{bar}_wc"))) {
+            libc::EACCES
+        } else {
+            return None;
+        };
+        Some(self.refused_combining(bar, &io::Error::from_raw_os_error(errno)))
+    }
+
+    /// Why a write-combining mapping through sysfs was refused with this error, and what to do.
+    pub(in crate::pci) fn refused_combining(&self, bar: Bar, error: &io::Error) -> PciError {
+        let device = self.address.to_string();
+        let path = self.combining_file(bar);
+        let path = path.display();
+        let why = match (error.raw_os_error(), self.machine.lockdown()) {
+            (Some(libc::ENOENT), _) => format!(
+                "{path} does not exist: the BAR is not prefetchable, or the kernel has no write-combining mappings"
+            ),
+            (Some(libc::EPERM | libc::EACCES), Some(mode)) => {
+                return PciError::Lockdown { bar, device, mode };
+            }
+            (Some(libc::EPERM | libc::EACCES), None) => {
+                format!("no permission for {path}: run as root, or have a helper pass the descriptor")
+            }
+            (Some(libc::EINVAL | libc::EBUSY), _) => format!(
+                "the kernel refuses {path} ({error}): another mapping of the BAR has another memory type. Driver {} \
+                 holds the device; unbind what else maps it, and open it anew",
+                self.driver().unwrap_or_else(|| "none".to_owned())
+            ),
+            _ => format!("{path}: {error}"),
+        };
+        PciError::NoSuchMapping {
+            bar,
+            device,
+            wanted: CacheType::WriteCombining,
+            why,
+        }
+    }
+
     /// Link of the function now and at best; `None` where the kernel does not say.
     pub fn link(&self) -> (Option<LinkRate>, Option<LinkRate>) {
         let rate = |speed, width| {
@@ -127,47 +175,101 @@ impl Device {
         )
     }
 
+    /// Node of its group in the container interface; `None` without an IOMMU group.
+    pub fn group_node(&self) -> Option<PathBuf> {
+        Some(format!("/dev/vfio/{}", self.group()?).into())
+    }
+
+    /// Node of its group where the kernel made one without an IOMMU.
+    pub fn bare_node(&self) -> Option<PathBuf> {
+        Some(format!("/dev/vfio/noiommu-{}", self.group()?).into())
+    }
+
+    /// Bytes of its configuration space; `None` when this user may not read that far.
+    pub fn config_bytes<const N: usize>(&self, offset: u32) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        let file = File::open(self.directory().join("config")).ok()?;
+        file.read_exact_at(&mut bytes, offset.into()).ok()?;
+        Some(bytes)
+    }
+
+    /// Reads one register without opening the function: maps the page for the one load. Whoever asks makes sure that
+    /// the function is awake and decodes memory, and that reading the register changes nothing. Needs root.
+    pub fn peek(&self, bar: Bar, offset: u64) -> Result<u32, PciError> {
+        const PAGE: u64 = 4096;
+        let failed = |e: io::Error| PciError::io(format!("mapping BAR{bar} of {}", self.address), e);
+        let path = self.directory().join(format!("resource{bar}"));
+        let file = File::open(path).map_err(failed)?;
+        let start = offset & !(PAGE - 1);
+        if file.metadata().map_err(failed)?.len() < offset + 4 {
+            return Err(PciError::NoBar {
+                bar,
+                device: self.address.to_string(),
+            });
+        }
+        let map = MmapOptions::new()
+            .offset(start)
+            .len(PAGE as usize)
+            .map_raw_read_only(&file);
+        let map = map.map_err(failed)?;
+        let area = MappedArea::file(start, map);
+        BarMap::new(bar, CacheType::Uncached, vec![area], Arc::new(file)).load(offset)
+    }
+
     fn link_name(&self, name: &str) -> Option<String> {
-        let to = fs::read_link(self.directory().join(name)).ok()?;
-        Some(to.file_name()?.to_str()?.to_owned())
+        self.machine.link_name(self.dir.join(name))
     }
 
     /// Refuses, in words, a function that cannot be opened through VFIO as things are.
     pub(in crate::pci) fn check(&self, no_iommu: bool) -> Result<(), OpenError> {
+        self.refusals(no_iommu).into_iter().next().map_or(Ok(()), Err)
+    }
+
+    /// All that the kernel's view of the function has against opening it through VFIO as things are; opening gives the
+    /// first.
+    pub fn refusals(&self, no_iommu: bool) -> Vec<OpenError> {
+        let mut found = Vec::new();
         let address = self.address.to_string();
         let driver = self.driver();
         if driver.as_deref() != Some("vfio-pci") {
-            return Err(OpenError::WrongDriver {
+            found.push(OpenError::WrongDriver {
                 bind: bind_command(&address),
-                address,
+                address: address.clone(),
                 driver,
             });
         }
         for bar in Bar::ALL {
             if let Some(resource) = self.resource(bar).filter(|r| !r.placed) {
-                return Err(OpenError::Pci(PciError::BarNotPlaced {
+                found.push(OpenError::Pci(PciError::BarNotPlaced {
                     bar,
-                    device: address,
+                    device: address.clone(),
                     bytes: resource.bytes,
                 }));
             }
         }
         let Some(group) = self.group() else {
-            return Err(if no_iommu {
+            found.push(if no_iommu {
                 OpenError::NoIommuModeOff { address }
             } else {
                 OpenError::NoIommu { address }
             });
+            return found;
         };
+        // The kernel makes such groups where it has no IOMMU.
+        if !no_iommu && self.bare_node().is_some_and(|n| self.machine.path(n).exists()) {
+            found.push(OpenError::NoIommu {
+                address: address.clone(),
+            });
+        }
         let members = self.group_members();
         if members.iter().any(|m| m.in_the_way) {
-            return Err(OpenError::GroupNotViable {
+            found.push(OpenError::GroupNotViable {
                 address,
                 group,
                 members,
             });
         }
-        Ok(())
+        found
     }
 }
 

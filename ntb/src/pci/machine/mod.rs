@@ -106,6 +106,27 @@ impl Machine {
         Some(text.trim().to_owned())
     }
 
+    /// Names in a directory, in order; none when it cannot be read.
+    pub fn names(&self, absolute: impl AsRef<Path>) -> Vec<String> {
+        names(&self.path(absolute))
+    }
+
+    /// Last part of what a symbolic link points to.
+    pub fn link_name(&self, absolute: impl AsRef<Path>) -> Option<String> {
+        let to = fs::read_link(self.path(absolute)).ok()?;
+        Some(to.file_name()?.to_str()?.to_owned())
+    }
+
+    /// Whether this user may read and write a file. Root may do so with every file that anyone may.
+    pub fn may_use(&self, absolute: impl AsRef<Path>) -> bool {
+        use rustix::fs::Access;
+        use std::os::unix::fs::MetadataExt;
+        let path = self.path(absolute);
+        // A described machine says with no mode at all that nobody may.
+        fs::metadata(&path).is_ok_and(|m| m.mode() & 0o666 != 0)
+            && rustix::fs::access(&path, Access::READ_OK | Access::WRITE_OK).is_ok()
+    }
+
     /// All PCI functions, by address.
     pub fn functions(&self) -> Vec<Device> {
         let mut found: Vec<Device> = names(&self.path("/sys/bus/pci/devices"))

@@ -232,3 +232,60 @@ fn link_rates_are_read() {
     assert_eq!(best.unwrap().to_string(), "x16 32.0 GT/s");
     assert_eq!(Described::spr().ntb().link(), (None, None));
 }
+
+#[test]
+fn refused_combining_names_the_cause() {
+    let why = |described: &Described, n| {
+        let error = io::Error::from_raw_os_error(n);
+        described.ntb().refused_combining(Bar::B2, &error)
+    };
+    let locked = Described::spr().file(
+        "/sys/kernel/security/lockdown",
+        "none [integrity] confidentiality",
+    );
+    let e = why(&locked, libc::EPERM);
+    assert_eq!(
+        (e.name(), e.class()),
+        ("lockdown", crate::pci::ExitClass::Permission)
+    );
+    assert!(e.to_string().contains("lockdown ('integrity'"), "{e}");
+    let e = why(&locked, libc::ENOENT);
+    assert_eq!(e.name(), "no-such-mapping");
+    assert!(e.to_string().contains("not prefetchable"), "{e}");
+    let e = why(&locked, libc::EINVAL).to_string();
+    assert!(e.contains("vfio-pci") && e.contains("unbind"), "{e}");
+    let open = Described::spr().file(
+        "/sys/kernel/security/lockdown",
+        "[none] integrity confidentiality",
+    );
+    let e = why(&open, libc::EACCES).to_string();
+    assert!(e.contains("root") && !e.contains("lockdown"), "{e}");
+}
+
+#[test]
+fn what_speaks_against_combining_shows_before_it_is_tried() {
+    let file = format!("/sys/bus/pci/devices/{NTB}/resource2_wc");
+    let lockdown = "/sys/kernel/security/lockdown";
+    let name = |d: &Described| d.ntb().combining_refusal(Bar::B2).map(|e| e.name());
+    assert_eq!(name(&Described::spr()), Some("no-such-mapping"));
+    let offered = Described::spr().file(&file, "");
+    assert_eq!(name(&offered), None);
+    assert_eq!(
+        name(&offered.file(lockdown, "none [integrity]")),
+        Some("lockdown")
+    );
+}
+
+#[test]
+fn registers_are_read_without_opening() {
+    let described = Described::spr();
+    let dir = described.ntb().directory();
+    fs::write(dir.join("config"), [0x86, 0x80, 0x7E, 0x34]).unwrap();
+    fs::write(dir.join("resource0"), vec![0xA5; 0xB4C8]).unwrap();
+    let device = described.ntb();
+    assert_eq!(device.config_bytes(0), Some([0x86, 0x80]));
+    assert_eq!(device.config_bytes::<4>(2), None, "behind what may be read");
+    assert_eq!(device.peek(Bar::B0, 0xB4C0).unwrap(), 0xA5A5_A5A5);
+    assert!(device.peek(Bar::B0, 0xB4C8).is_err(), "behind the end");
+    assert!(device.peek(Bar::B2, 0).is_err(), "no such file");
+}

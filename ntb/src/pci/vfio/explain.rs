@@ -11,35 +11,6 @@ use super::super::{
     machine::{Device, Machine},
 };
 
-/// Why a write-combining mapping through sysfs was refused, and what to do.
-pub(super) fn explain_combining(
-    machine: &Machine,
-    device: &Device,
-    path: &Path,
-    error: &io::Error,
-) -> String {
-    let lockdown = machine.lockdown();
-    let path = path.display();
-    match (error.raw_os_error(), lockdown) {
-        (Some(libc::ENOENT), _) => format!(
-            "{path} does not exist: the BAR is not prefetchable, or the kernel has no write-combining mappings"
-        ),
-        (Some(libc::EPERM | libc::EACCES), Some(mode)) => format!(
-            "kernel lockdown ('{mode}', from Secure Boot) forbids {path}: stores will be uncached; turn Secure \
-             Boot off for write-combining"
-        ),
-        (Some(libc::EPERM | libc::EACCES), None) => {
-            format!("no permission for {path}: run as root, or have a helper pass the descriptor")
-        }
-        (Some(libc::EINVAL | libc::EBUSY), _) => format!(
-            "the kernel refuses {path} ({error}): another mapping of the BAR has another memory type. Driver {} \
-             holds the device; unbind what else maps it, and open it anew",
-            device.driver().unwrap_or_else(|| "none".to_owned())
-        ),
-        _ => format!("{path}: {error}"),
-    }
-}
-
 /// Why memory could not be mapped for DMA.
 pub(super) fn explain_map(machine: &Machine, bytes: u64, source: io::Error) -> PciError {
     match source.raw_os_error() {
@@ -215,42 +186,10 @@ pub(super) fn explain(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pci::Bar;
     use crate::pci::machine::tests::{Described, NTB};
 
     fn errno(n: i32) -> io::Error {
         io::Error::from_raw_os_error(n)
-    }
-
-    #[test]
-    fn refused_combining_names_the_cause() {
-        let described = Described::spr().file(
-            "/sys/kernel/security/lockdown",
-            "none [integrity] confidentiality",
-        );
-        let machine = described.machine();
-        let device = machine.device(NTB.parse().unwrap()).unwrap();
-        let path = device.combining_file(Bar::B2);
-        let why = |n| explain_combining(&machine, &device, &path, &errno(n));
-        assert!(
-            why(libc::EPERM).contains("lockdown ('integrity'"),
-            "{}",
-            why(libc::EPERM)
-        );
-        assert!(why(libc::ENOENT).contains("not prefetchable"));
-        let conflict = why(libc::EINVAL);
-        assert!(
-            conflict.contains("vfio-pci") && conflict.contains("unbind"),
-            "{conflict}"
-        );
-        let open = Described::spr().file(
-            "/sys/kernel/security/lockdown",
-            "[none] integrity confidentiality",
-        );
-        let machine = open.machine();
-        let device = machine.device(NTB.parse().unwrap()).unwrap();
-        let why = explain_combining(&machine, &device, &path, &errno(libc::EACCES));
-        assert!(why.contains("root") && !why.contains("lockdown"), "{why}");
     }
 
     #[test]

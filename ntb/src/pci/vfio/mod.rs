@@ -23,8 +23,8 @@ use std::{
 
 use memmap2::MmapOptions;
 
+use self::open::Opened;
 pub use self::open::{Interface, VfioOptions};
-use self::{explain::explain_combining, open::Opened};
 use super::{
     Area, Bar, BarInfo, BarMap, CacheType, MappedArea, OpenError, PciError, config,
     iova::IovaRange,
@@ -190,7 +190,7 @@ impl Vfio {
         };
         let mapped = OpenOptions::new().read(true).write(true).open(&path);
         let mapped = mapped.and_then(|f| map_file(&f, 0, &whole));
-        let area = mapped.map_err(|e| refuse(explain_combining(&self.machine, &self.device, &path, &e)))?;
+        let area = mapped.map_err(|e| self.device.refused_combining(bar, &e))?;
         // Alive exactly as long as the mapping.
         let token = Arc::new(());
         fixed.combining = Arc::downgrade(&token);

@@ -108,13 +108,6 @@ impl Opened {
     /// little.
     pub(super) fn open(machine: &Machine, device: &Device, options: &VfioOptions) -> Result<Self, OpenError> {
         device.check(options.interface == Interface::NoIommu)?;
-        let bare = node_of(device, Interface::NoIommu)?;
-        if options.interface != Interface::NoIommu && machine.path(bare).exists() {
-            // The kernel makes such groups where it has no IOMMU.
-            return Err(OpenError::NoIommu {
-                address: device.address().to_string(),
-            });
-        }
         let node = node_of(device, options.interface)?;
         wait_for_node(machine, &node, options.patience)?;
         let until = Instant::now() + options.patience;
@@ -239,10 +232,12 @@ fn open_bare(machine: &Machine, device: &Device, node: &Path) -> Result<Opened, 
 
 /// The node that is opened, as a path of the machine.
 fn node_of(device: &Device, interface: Interface) -> Result<PathBuf, OpenError> {
-    let group = || device.group().unwrap_or_default();
+    let no_group = || OpenError::NoIommu {
+        address: device.address().to_string(),
+    };
     match interface {
-        Interface::Group => Ok(format!("/dev/vfio/{}", group()).into()),
-        Interface::NoIommu => Ok(format!("/dev/vfio/noiommu-{}", group()).into()),
+        Interface::Group => device.group_node().ok_or_else(no_group),
+        Interface::NoIommu => device.bare_node().ok_or_else(no_group),
         Interface::Iommufd => {
             let name = device.cdev().ok_or(OpenError::NoInterface {
                 what: "VFIO character devices",
