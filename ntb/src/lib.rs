@@ -5,6 +5,8 @@
 //! - [`pci`]: one PCI function: configuration space, BARs, interrupts, DMA ([`pci::PciFunction`]).
 //! - [`hw`]: one NTB port on top of it: link, windows, doorbells, scratchpads.
 //! - [`window`]: memory that the peer reaches, and the aperture onto the peer's.
+//! - [`health`]: removal, errors, lanes that fall away.
+//! - [`address`]: where a port is: `ntb:BDF`, `emu:PATH`.
 //!
 //! [`conformance`] has the test suites that every implementation of a seam must pass.
 //!
@@ -24,6 +26,7 @@
 
 pub mod address;
 pub mod conformance;
+pub mod health;
 pub mod hw;
 pub mod pci;
 pub mod window;

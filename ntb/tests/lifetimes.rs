@@ -377,6 +377,7 @@ proptest! {
 struct Posted {
     status: u64,
     on_its_way: Vec<u64>,
+    mask_on_its_way: Option<u64>,
     memory: std::collections::BTreeMap<u64, u64>,
 }
 
@@ -387,6 +388,9 @@ impl Model for Shared {
         let mut this = self.0.lock().unwrap();
         for bits in std::mem::take(&mut this.on_its_way) {
             this.status &= !bits;
+        }
+        if let Some(mask) = this.mask_on_its_way.take() {
+            this.memory.insert(IM_INT_DISABLE.offset().into(), mask);
         }
         match offset as u32 {
             at if at == PPD1.offset() => SPR_PPD1_B2B_USD.into(),
@@ -399,6 +403,8 @@ impl Model for Shared {
         let mut this = self.0.lock().unwrap();
         if offset as u32 == IM_INT_STATUS.offset() {
             this.on_its_way.push(value);
+        } else if offset as u32 == IM_INT_DISABLE.offset() {
+            this.mask_on_its_way = Some(value);
         } else {
             this.memory.insert(offset, value);
         }
@@ -406,7 +412,7 @@ impl Model for Shared {
 }
 
 #[test]
-fn a_doorbell_that_rings_right_after_a_clear_is_not_lost() {
+fn clears_and_masks_are_in_force_when_they_return() {
     for take in [true, false] {
         let device = Arc::new(Mutex::new(Posted::default()));
         let config = FakeConfig::new("posted", 0x8086, 0x347E)
@@ -416,6 +422,10 @@ fn a_doorbell_that_rings_right_after_a_clear_is_not_lost() {
             .bar(Bar::B4, 1 << 20)
             .vectors(33);
         let port = open(&Fake::new(config, Shared(Arc::clone(&device)))).unwrap();
+        port.unmask_doorbells(1).unwrap();
+        port.mask_doorbells(1).unwrap();
+        let mask = device.lock().unwrap().memory[&IM_INT_DISABLE.offset().into()];
+        assert_eq!(mask, DOORBELL_MASK, "the mask is still on its way");
         device.lock().unwrap().status = 1;
         if take {
             assert_eq!(port.take_doorbells(1).unwrap(), 1);

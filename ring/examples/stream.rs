@@ -47,7 +47,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut next = 0;
     while next < total {
         let end = total.min(next + 64);
-        let batch: Vec<Quote> = (next..end).map(|i| Quote { instrument: i, size: 100, price: 7 }).collect();
+        let batch: Vec<Quote> = (next..end)
+            .map(|i| Quote {
+                instrument: i,
+                size: 100,
+                price: 7,
+            })
+            .collect();
         let mut sent = 0;
         while sent < batch.len() {
             match tx.try_send_values(&batch[sent..]) {
@@ -59,6 +65,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         next = end;
     }
     let (sent, received) = (tx.stats(), reader.join().map_err(|_| "the reader panicked")?);
-    eprintln!("{} sent in {} lines, {} received", sent.messages, sent.lines, received.messages);
+    eprintln!(
+        "{} sent in {} lines, {} received",
+        sent.messages, sent.lines, received.messages
+    );
     Ok(())
 }

@@ -73,8 +73,6 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     report.set("batch", args.batch);
     report.set("ring_lines", args.ring);
     report.set("messages", args.messages);
-    // No engine has an operation that loads: nothing could be counted but the absence of the operation.
-    report.set("remote_reads", 0);
     let paths = [
         StorePath::Combining8,
         StorePath::Combining64,
@@ -90,6 +88,21 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         }
     }
     report.set("engines", engines);
+    // Builds with assertions count every load of a peer's memory. Without them there is only the reason why there can be
+    // none: an engine has no operation that loads.
+    let reads = ntb_mem::region::remote_loads();
+    report.set("remote_reads", reads.unwrap_or(0));
+    report.set(
+        "remote_reads_by",
+        if reads.is_some() {
+            "counted"
+        } else {
+            "construction: engines cannot load"
+        },
+    );
+    if let Some(n @ 1..) = reads {
+        report.violation(format!("{n} loads of the peer's memory"));
+    }
     Ok(report)
 }
 

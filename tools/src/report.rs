@@ -39,8 +39,10 @@ pub struct Report {
     pub sent: u64,
     /// Replies received; one-way: messages that the far end counted.
     pub received: u64,
-    /// Sent and not received.
+    /// Sent and not received, but for those under way.
     pub lost: u64,
+    /// After an interrupt: messages sent less than a second before, without a reply yet.
+    pub under_way: u64,
     /// Received more than once.
     pub duplicated: u64,
     /// Received after a later one.
@@ -167,10 +169,11 @@ impl Report {
         )?;
         writeln!(
             out,
-            "sent {}, received {}, lost {}, duplicated {}, out of order {}, corrupt {}, not sent in time {}",
+            "sent {}, received {}, lost {}, under way {}, duplicated {}, out of order {}, corrupt {}, not sent in time {}",
             self.sent,
             self.received,
             self.lost,
+            self.under_way,
             self.duplicated,
             self.out_of_order,
             self.corrupt,

@@ -4,7 +4,7 @@
 //! bridges or rings.
 //!
 //! - [`sync`]: the one module that process-local atomics, fences and spin hints go through.
-//! - [`line`]: the 64-byte line, unit of everything that crosses a link.
+//! - [`mod@line`]: the 64-byte line, unit of everything that crosses a link.
 //! - [`store`]: how a line is stored to each kind of memory, and what the processor offers for it.
 //! - [`region`]: mapped memory that another party writes: allocation, views, revocation.
 //! - [`cpu`]: the processor features that stores depend on, injectable for tests.

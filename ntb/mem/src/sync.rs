@@ -33,3 +33,12 @@ pub fn yield_now() {
     #[cfg(loom)]
     loom::thread::yield_now();
 }
+
+/// A counter that one thread stores and others load, alone on its cache lines: two neighbours would be bounced between
+/// cores with every message.
+pub type Counter = crossbeam_utils::CachePadded<AtomicU64>;
+
+/// A shared [`Counter`].
+pub fn counter(value: u64) -> Arc<Counter> {
+    Arc::new(Counter::new(AtomicU64::new(value)))
+}

@@ -5,8 +5,11 @@ use std::{os::fd::AsFd, sync::Arc};
 use ntb_mem::region::{Pages, Region};
 
 use super::{readable, wait_until};
-use crate::pci::{
-    Area, Bar, CacheType, DmaMemory, DmaSpace, EventFd, Function, PciError, PciFunction, config,
+use crate::{
+    health::Watch,
+    pci::{
+        Area, Bar, CacheType, DmaMemory, DmaSpace, EventFd, Function, Notice, PciError, PciFunction, config,
+    },
 };
 
 /// Makes functions for the cases, and does to the device what only the test's side can.
@@ -36,6 +39,7 @@ pub const FUNCTION_CASES: &[Case] = &[
     ("bus-master-turns-on-and-off", bus_master_turns_on_and_off),
     ("vectors-in-any-subset", vectors_in_any_subset),
     ("vectors-arrive", vectors_arrive),
+    ("notices-connect-and-disconnect", notices_connect_and_disconnect),
     ("dma-maps-and-unmaps", dma_maps_and_unmaps),
     ("dma-refuses-what-cannot-be", dma_refuses_what_cannot_be),
     ("guards-hold-the-function", guards_hold_the_function),
@@ -238,6 +242,19 @@ fn vectors_arrive(fixture: &dyn FunctionFixture) {
     fixture.raise(&f, 1);
     fixture.raise(&f, 0);
     wait_until("the other vector", || readable(event.as_fd()));
+}
+
+fn notices_connect_and_disconnect(fixture: &dyn FunctionFixture) {
+    let f = fixture.open();
+    let event = EventFd::new().expect("eventfd");
+    for notice in [Notice::Error, Notice::Release] {
+        let there = f.set_notice(notice, Some(event.as_fd())).expect("connect");
+        assert_eq!(f.set_notice(notice, Some(event.as_fd())).expect("again"), there);
+        assert_eq!(f.set_notice(notice, None).expect("disconnect"), there);
+        assert!(!readable(event.as_fd()), "{notice:?} without a cause");
+    }
+    let mut watch = Watch::new(&f).expect("watch");
+    assert_eq!(watch.look().expect("look"), [], "events of a quiet function");
 }
 
 fn dma_maps_and_unmaps(fixture: &dyn FunctionFixture) {

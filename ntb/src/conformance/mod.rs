@@ -24,8 +24,12 @@
 
 mod function;
 mod port;
+mod windows;
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 pub use function::{FUNCTION_CASES, FunctionFixture};
 pub use port::{PORT_CASES, PortFixture, Ports};
@@ -33,11 +37,28 @@ pub use port::{PORT_CASES, PortFixture, Ports};
 /// How long a case waits for something that must happen before it calls it a failure.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+thread_local! {
+    static WAIT: Cell<Duration> = const { Cell::new(PATIENCE) };
+}
+
+/// Runs cases with another patience than [`PATIENCE`]: a short one where they are expected to fail.
+pub fn with_patience<R>(patience: Duration, run: impl FnOnce() -> R) -> R {
+    struct Restore(Duration);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            WAIT.set(self.0);
+        }
+    }
+    let _restore = Restore(WAIT.replace(patience));
+    run()
+}
+
 /// Waits until `done` says so.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
+    let patience = WAIT.get();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        assert!(start.elapsed() < patience, "{what}: not within {patience:?}");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

@@ -4,7 +4,13 @@ use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
 
 use ntb_mem::region::{Pages, Region};
 
-use super::{readable, wait_until};
+use super::{
+    readable, wait_until,
+    windows::{
+        SMALL, closed_windows_are_closed, data_is_ahead_of_doorbell, window_limits_are_checked,
+        windows_are_no_wider_than_asked, windows_carry,
+    },
+};
 use crate::{
     hw::{LinkState, NtbPort},
     pci::{DmaSpace, config},
@@ -53,14 +59,14 @@ pub const PORT_CASES: &[Case] = &[
     ("reopen-leaves-nothing-behind", reopen_leaves_nothing_behind),
 ];
 
-type End = Arc<dyn NtbPort>;
+pub(super) type End = Arc<dyn NtbPort>;
 
 impl Ports {
-    fn each(&self) -> [(&End, &End); 2] {
+    pub(super) fn each(&self) -> [(&End, &End); 2] {
         [(&self.a, &self.b), (&self.b, &self.a)]
     }
 
-    fn link_up(self) -> Self {
+    pub(super) fn link_up(self) -> Self {
         for (port, _) in self.each() {
             port.enable_link().expect("enable");
         }
@@ -72,7 +78,7 @@ impl Ports {
 }
 
 /// Everything that `from` stored before is at `to` after this, as far as posted writes on one path keep order.
-fn flush(from: &dyn NtbPort, to: &dyn NtbPort) {
+pub(super) fn flush(from: &dyn NtbPort, to: &dyn NtbPort) {
     let last = from.scratchpads() - 1;
     for mark in [0x5EED_0001, 0x5EED_0002] {
         from.set_peer_scratchpad(last, mark).expect("write");
@@ -82,7 +88,7 @@ fn flush(from: &dyn NtbPort, to: &dyn NtbPort) {
     }
 }
 
-fn word(region: &Arc<Region>, at: u64) -> u64 {
+pub(super) fn word(region: &Arc<Region>, at: u64) -> u64 {
     region.view().load((at / 8) as usize, Ordering::Acquire)
 }
 
@@ -305,140 +311,6 @@ fn wrong_numbers_are_refused(fixture: &dyn PortFixture) {
         p.doorbell_bits(),
         "a refused call changed the mask"
     );
-}
-
-/// A size that every window takes.
-const SMALL: u64 = 64 << 10;
-
-fn windows_carry(fixture: &dyn PortFixture) {
-    let ports = fixture.open().link_up();
-    for (port, peer) in ports.each() {
-        let space = DmaSpace::new(Arc::clone(peer.function())).expect("space");
-        let inbound: Vec<_> = (0..peer.windows().len())
-            .map(|i| InboundWindow::allocate(peer, &space, i, SMALL, Pages::Normal).expect("inbound"))
-            .collect();
-        for (i, window) in inbound.iter().enumerate() {
-            let aperture = Aperture::open(&**port, i, ApertureChoice::Best).expect("aperture");
-            let end = window.bytes();
-            for at in [0, 8, 4096 - 8, 4096, end / 2, end - 64, end - 8] {
-                let value = 0x1111_0000_0000_0000 * (i as u64 + 1) + at;
-                aperture.write(at, &value.to_le_bytes()).expect("write");
-                wait_until("a store through the window", || {
-                    word(window.region(), at) == value
-                });
-            }
-            let line: Vec<u8> = (0..64).collect();
-            aperture.write(64, &line).expect("write");
-            let last = u64::from_le_bytes([56, 57, 58, 59, 60, 61, 62, 63]);
-            wait_until("a line through the window", || word(window.region(), 120) == last);
-            for other in inbound.iter().filter(|o| o.index() != i) {
-                let value = word(other.region(), end / 2);
-                assert!(
-                    value == 0 || value >> 60 == other.index() as u64 + 1,
-                    "windows are one: {value:#x}"
-                );
-            }
-        }
-    }
-}
-
-fn windows_are_no_wider_than_asked(fixture: &dyn PortFixture) {
-    let ports = fixture.open().link_up();
-    for (port, peer) in ports.each() {
-        let space = DmaSpace::new(Arc::clone(peer.function())).expect("space");
-        for (i, info) in peer.windows().iter().enumerate() {
-            let region = Arc::new(Region::allocate(2 * SMALL, Pages::Normal).expect("memory"));
-            let window = InboundWindow::over(peer, &space, i, &region, SMALL).expect("inbound");
-            let aperture = Aperture::open(&**port, i, ApertureChoice::Best).expect("aperture");
-            aperture.write(SMALL - 8, &7u64.to_le_bytes()).expect("write");
-            wait_until("the last word", || word(&region, SMALL - 8) == 7);
-            if info.bytes > SMALL {
-                aperture
-                    .write(SMALL, &8u64.to_le_bytes())
-                    .expect("a posted write cannot fail");
-                flush(&**port, &**peer);
-                assert_eq!(word(&region, SMALL), 0, "the peer reaches more than the window");
-            }
-            drop(window);
-        }
-    }
-}
-
-fn closed_windows_are_closed(fixture: &dyn PortFixture) {
-    let ports = fixture.open().link_up();
-    let (port, peer) = (&ports.a, &ports.b);
-    let space = DmaSpace::new(Arc::clone(peer.function())).expect("space");
-    for i in 0..peer.windows().len() {
-        let region = Arc::new(Region::allocate(SMALL, Pages::Normal).expect("memory"));
-        // Mapped all along, so that nothing but the window keeps the peer out.
-        let _mapping = space.map(&region, peer.windows()[i].address_align).expect("map");
-        let aperture = Aperture::open(&**port, i, ApertureChoice::Best).expect("aperture");
-        for life in 1..=3u64 {
-            let window = InboundWindow::over(peer, &space, i, &region, SMALL).expect("inbound");
-            aperture.write(0, &life.to_le_bytes()).expect("write");
-            wait_until("a store into the open window", || word(&region, 0) == life);
-            if life == 2 {
-                window.close().expect("close");
-            } else {
-                drop(window);
-            }
-            aperture
-                .write(0, &0xDEADu64.to_le_bytes())
-                .expect("a posted write cannot fail");
-            flush(&**port, &**peer);
-            assert_eq!(word(&region, 0), life, "a store went through a closed window");
-        }
-    }
-}
-
-fn window_limits_are_checked(fixture: &dyn PortFixture) {
-    let ports = fixture.open();
-    let p = &ports.a;
-    for (i, info) in p.windows().iter().enumerate() {
-        let name = |iova, bytes| p.open_window(i, iova, bytes).map_err(|e| e.name());
-        let good = info.address_align.max(1 << 40);
-        assert_eq!(name(good, 0), Err("bad-window-size"));
-        assert_eq!(name(good, info.bytes + info.size_align), Err("bad-window-size"));
-        assert_eq!(name(good, info.size_align + 1), Err("bad-window-size"));
-        assert_eq!(name(0, info.size_align), Err("bad-window-address"));
-        assert_eq!(
-            name(good + info.address_align / 2, info.size_align),
-            Err("bad-window-address")
-        );
-    }
-    let space = DmaSpace::new(Arc::clone(p.function())).expect("space");
-    let too_large = p.windows()[0].bytes + 1;
-    let e =
-        InboundWindow::allocate(p, &space, 0, too_large, Pages::Normal).expect_err("larger than the window");
-    assert_eq!(e.name(), "bad-window-size");
-    assert!(
-        e.to_string().contains(&format!("{:#x}", p.windows()[0].bytes)),
-        "no limit in: {e}"
-    );
-    let aperture = Aperture::open(&**p, 0, ApertureChoice::Best).expect("aperture");
-    let e = aperture
-        .write(aperture.bytes(), &[0; 8])
-        .expect_err("behind the aperture");
-    assert_eq!(e.name(), "out-of-aperture");
-}
-
-fn data_is_ahead_of_doorbell(fixture: &dyn PortFixture) {
-    let ports = fixture.open().link_up();
-    let (port, peer) = (&ports.a, &ports.b);
-    let space = DmaSpace::new(Arc::clone(peer.function())).expect("space");
-    let window = InboundWindow::allocate(peer, &space, 0, SMALL, Pages::Normal).expect("inbound");
-    let aperture = Aperture::open(&**port, 0, ApertureChoice::Best).expect("aperture");
-    peer.unmask_doorbells(1).expect("unmask");
-    for round in 1..=50u64 {
-        aperture.write(8 * round, &round.to_le_bytes()).expect("write");
-        port.ring_peer(1).expect("ring");
-        wait_until("the doorbell", || peer.take_doorbells(1).expect("take") == 1);
-        assert_eq!(
-            word(window.region(), 8 * round),
-            round,
-            "the doorbell overtook the data"
-        );
-    }
 }
 
 fn quiesce_quiets(fixture: &dyn PortFixture) {

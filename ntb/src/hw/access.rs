@@ -101,6 +101,18 @@ impl Regs {
         self.read_witnessed(reg, witness).map(drop)
     }
 
+    /// Writes a register and waits until the device has it: see [`Regs::clear_now`].
+    pub fn write_now<W, A, V, B>(&self, reg: Reg<W, A>, value: W, witness: Reg<V, B>) -> Result<(), NtbError>
+    where
+        W: Width,
+        A: Readable + Writable,
+        V: Width,
+        B: Readable,
+    {
+        self.write(reg, value)?;
+        self.read_witnessed(reg, witness).map(drop)
+    }
+
     /// Writes a register and demands that it reads back the same. `hint` says what a difference means.
     pub fn write_back<W: Width, A: Readable + Writable>(
         &self,

@@ -254,7 +254,8 @@ impl NtbPort for Amd {
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
         let mut mask = self.events.mask();
-        self.regs.write(r::DBMASK, Self::hardware_mask(*mask | bits))?;
+        self.regs
+            .write_now(r::DBMASK, Self::hardware_mask(*mask | bits), r::SIDEINFO)?;
         *mask |= bits;
         Ok(())
     }

@@ -116,11 +116,6 @@ impl IntelGen3 {
         self.regs
             .write_back(reg.external_limit, external.wrapping_add(bytes), hint)
     }
-
-    /// What writes the mask register: the link's bits stay unmasked, the erratum's second one is never used.
-    fn write_mask(&self, mask: u64) -> Result<(), NtbError> {
-        Ok(self.regs.write(r::IM_INT_DISABLE, mask)?)
-    }
 }
 
 fn topology(function: &dyn PciFunction) -> Result<Role, NtbError> {
@@ -255,7 +250,7 @@ impl NtbPort for IntelGen3 {
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
         let mut mask = self.events.mask();
-        self.write_mask(*mask | bits)?;
+        self.regs.write_now(r::IM_INT_DISABLE, *mask | bits, r::NTBCNTL)?;
         *mask |= bits;
         Ok(())
     }
@@ -263,7 +258,7 @@ impl NtbPort for IntelGen3 {
     fn unmask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
         let mut mask = self.events.mask();
-        self.write_mask(*mask & !bits)?;
+        self.regs.write(r::IM_INT_DISABLE, *mask & !bits)?;
         *mask &= !bits;
         Ok(())
     }

@@ -268,7 +268,7 @@ impl NtbPort for IntelGen4 {
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
         check_doorbells(bits, self.doorbell_bits())?;
         let mut mask = self.events.mask();
-        self.regs.write(r::IM_INT_DISABLE, *mask | bits)?;
+        self.regs.write_now(r::IM_INT_DISABLE, *mask | bits, r::PPD1)?;
         *mask |= bits;
         Ok(())
     }

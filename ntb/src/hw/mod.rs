@@ -156,7 +156,7 @@ pub trait NtbPort: Send + Sync + fmt::Debug {
     /// after this: then no doorbell is lost.
     fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError>;
 
-    /// Keeps these doorbells from raising the event.
+    /// Keeps these doorbells from raising the event; in force when this returns.
     fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError>;
 
     /// Lets them raise it again; one that was set meanwhile raises it at once.

@@ -268,6 +268,48 @@ pub fn pcie_link(f: &(impl PciFunction + ?Sized)) -> Result<Option<PcieLink>, Pc
     }))
 }
 
+/// Errors that the function has latched since they were last cleared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ErrorStatus {
+    /// Corrected by hardware; bits of the AER correctable error status.
+    pub correctable: u32,
+    /// Not corrected, and the link is still to be trusted.
+    pub non_fatal: u32,
+    /// Not corrected, and the link is not to be trusted.
+    pub fatal: u32,
+}
+
+/// What the AER capability has latched; `None` where the function has none.
+pub fn errors(f: &(impl PciFunction + ?Sized)) -> Result<Option<ErrorStatus>, PciError> {
+    let found = extended_capabilities(f)?;
+    let Some(aer) = found.iter().find(|c| c.id == EXT_AER).map(|c| c.offset) else {
+        return Ok(None);
+    };
+    let uncorrectable = read32(f, aer + 0x04)?;
+    let severity = read32(f, aer + 0x0C)?;
+    let correctable = read32(f, aer + 0x10)?;
+    if (uncorrectable, correctable) == (u32::ALL_ONES, u32::ALL_ONES) {
+        return Err(PciError::Gone {
+            what: format!("{}: the error status reads all ones", f.name()),
+        });
+    }
+    Ok(Some(ErrorStatus {
+        correctable,
+        non_fatal: uncorrectable & !severity,
+        fatal: uncorrectable & severity,
+    }))
+}
+
+/// Clears latched errors.
+pub fn clear_errors(f: &(impl PciFunction + ?Sized), status: &ErrorStatus) -> Result<(), PciError> {
+    let found = extended_capabilities(f)?;
+    if let Some(aer) = found.iter().find(|c| c.id == EXT_AER).map(|c| c.offset) {
+        write32(f, aer + 0x04, status.non_fatal | status.fatal)?;
+        write32(f, aer + 0x10, status.correctable)?;
+    }
+    Ok(())
+}
+
 /// Number of MSI-X vectors by the capability; 0 where there is none.
 pub fn msix_vectors(f: &(impl PciFunction + ?Sized)) -> Result<u16, PciError> {
     match find(f, CAP_MSIX)? {

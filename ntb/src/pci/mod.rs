@@ -137,6 +137,25 @@ pub enum Isolation {
     Software,
 }
 
+/// Something that happens to the function as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Notice {
+    /// An error that cannot be corrected was reported; the kernel may reset the function.
+    Error,
+    /// The function is about to be taken away: everything must be let go.
+    Release,
+}
+
+impl Notice {
+    /// Interrupt index that VFIO gives it.
+    fn interrupt(self) -> u32 {
+        match self {
+            Self::Error => vfio_user::proto::irq::ERROR,
+            Self::Release => vfio_user::proto::irq::REQUEST,
+        }
+    }
+}
+
 /// What a reset would do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResetPlan {
@@ -202,6 +221,9 @@ pub trait PciFunction: Send + Sync + fmt::Debug {
     /// Connects exactly these vectors to these event descriptors, in place of whatever was connected; others are
     /// off. An empty list turns MSI-X off.
     fn set_vectors(&self, vectors: &[(u16, BorrowedFd<'_>)]) -> Result<(), PciError>;
+
+    /// Connects an event descriptor to a notice, or disconnects it. False where the backend has no such notice.
+    fn set_notice(&self, notice: Notice, event: Option<BorrowedFd<'_>>) -> Result<bool, PciError>;
 
     /// Ranges of I/O addresses that may be mapped, ascending and apart; reserved holes are left out.
     fn iova_ranges(&self) -> Result<Vec<IovaRange>, PciError>;

@@ -58,8 +58,25 @@ impl End {
     }
 }
 
+/// What is wrong with a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    #[default]
+    None,
+    NoRefire,
+    ClearsWhole,
+    LimitIgnored,
+    WindowsAreOne,
+    UpWithOneEnd,
+    LinkIsSilent,
+    DoorbellFirst,
+}
+
 #[derive(Default)]
 struct Wire {
+    flaw: Flaw,
+    /// Stores that a later doorbell brings, where doorbells overtake data.
+    late: [Vec<(usize, u64, u64)>; 2],
     ends: [End; 2],
     up: bool,
     stores: Vec<(usize, u64, u64)>,
@@ -67,9 +84,16 @@ struct Wire {
 
 impl Wire {
     fn train(&mut self) {
-        let up = self.ends.iter().all(End::wants_link);
+        let mut wants = self.ends.iter().map(End::wants_link);
+        let up = match self.flaw {
+            Flaw::UpWithOneEnd => wants.any(|w| w),
+            _ => wants.all(|w| w),
+        };
         if up != self.up {
             self.up = up;
+            if self.flaw == Flaw::LinkIsSilent {
+                return;
+            }
             for end in &mut self.ends {
                 end.raise(1 << LINK_BIT);
             }
@@ -104,12 +128,17 @@ impl Wire {
         } else if let Some(n) = IM_DOORBELL.index_of(at) {
             if self.up {
                 self.ends[1 - side].raise(1 << n);
+                let [new, old] = &mut self.late;
+                self.stores.append(old);
+                std::mem::swap(new, old);
             }
         } else if at == IM_INT_STATUS.offset() {
-            self.ends[side].status &= !value;
+            let whole = self.flaw == Flaw::ClearsWhole && value & 0xFFFF_FFFF != 0;
+            self.ends[side].status &= if whole { 0 } else { !value };
         } else if at == IM_INT_DISABLE.offset() {
             let end = &mut self.ends[side];
-            let unmasked = end.mask & !value;
+            let refires = self.flaw != Flaw::NoRefire;
+            let unmasked = if refires { end.mask & !value } else { 0 };
             end.mask = value;
             end.set(offset, bytes, value);
             end.fire(end.status & unmasked);
@@ -122,7 +151,7 @@ impl Wire {
     /// A store through a window: where it lands at the peer.
     fn store(&mut self, side: usize, window: u32, offset: u64, value: u64) {
         let peer = &self.ends[1 - side];
-        let (base, limit) = if window == 0 {
+        let (base, limit) = if window == 0 || self.flaw == Flaw::WindowsAreOne {
             (IM23XBASE, IM23XLMT)
         } else {
             (IM45XBASE, IM45XLMT)
@@ -131,10 +160,17 @@ impl Wire {
             return;
         };
         let bar = device.bar_address([Bar::B2, Bar::B4][window as usize]).unwrap();
-        let length = peer.get(limit.offset(), 8) - bar;
+        let length = match self.flaw {
+            Flaw::LimitIgnored | Flaw::WindowsAreOne => WINDOW,
+            _ => peer.get(limit.offset(), 8) - bar,
+        };
         let base = peer.get(base.offset(), 8);
         if self.up && base != 0 && offset < length {
-            self.stores.push((1 - side, base + offset, value));
+            let to = match self.flaw {
+                Flaw::DoorbellFirst => &mut self.late[0],
+                _ => &mut self.stores,
+            };
+            to.push((1 - side, base + offset, value));
         }
     }
 }
@@ -185,10 +221,18 @@ impl Model for Port {
 
 #[derive(Default)]
 pub(crate) struct Pair {
+    flaw: Flaw,
     wire: RefCell<Arc<Mutex<Wire>>>,
 }
 
 impl Pair {
+    pub(crate) fn with(flaw: Flaw) -> Self {
+        Self {
+            flaw,
+            ..Self::default()
+        }
+    }
+
     /// The function of one end, not yet opened as a port.
     pub(crate) fn function(&self, side: usize) -> Arc<Fake> {
         let wire = Arc::clone(&self.wire.borrow());
@@ -216,6 +260,7 @@ fn port(fake: Arc<Fake>) -> Arc<dyn NtbPort> {
 impl PortFixture for Pair {
     fn open(&self) -> Ports {
         self.wire.replace(Arc::default());
+        self.wire.borrow().lock().unwrap().flaw = self.flaw;
         // What an earlier life may have left behind.
         for end in &mut self.wire.borrow().lock().unwrap().ends {
             end.status = 0xF0;

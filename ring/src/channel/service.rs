@@ -8,7 +8,7 @@ use std::{
 use ntb_mem::{
     line::Line,
     region::View,
-    sync::{Arc, AtomicU64, Ordering},
+    sync::{Arc, AtomicBool, Counter, Ordering},
 };
 
 use super::{
@@ -92,8 +92,8 @@ struct Channel {
 struct Live {
     lanes: Lanes,
     alarm: Alarm<Engine, View>,
-    consumed: Arc<AtomicU64>,
-    sent: Arc<AtomicU64>,
+    consumed: Arc<Counter>,
+    sent: Arc<Counter>,
     /// Both counts as last posted.
     reported: (u64, u64),
 }
@@ -324,6 +324,7 @@ impl Driver {
         let Some(channel) = self.channel(id) else { return };
         channel.live = Some(live);
         channel.draining = None;
+        channel.shared.corrupt.store(false, Ordering::Relaxed); // what an earlier life left behind
         channel.shared.change(|life| {
             life.up = true;
             life.untold |= life.rx.is_some();
@@ -360,10 +361,10 @@ impl Driver {
                 channel.end_drain();
             }
             let shared = &channel.shared;
-            if shared.corrupt.swap(false, Ordering::AcqRel) {
+            if taken(&shared.corrupt) {
                 self.session.corrupt(shared.id);
             }
-            ring_peer |= shared.armed.swap(false, Ordering::AcqRel);
+            ring_peer |= taken(&shared.armed);
         }
         if ring_peer {
             self.link.ring(0);
@@ -484,6 +485,11 @@ impl Drop for Driver {
             self.shutdown();
         }
     }
+}
+
+/// Takes a flag. Looks first: the line it lies on is read by the data path, and an exchange would take it away there.
+fn taken(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::Relaxed) && flag.swap(false, Ordering::AcqRel)
 }
 
 /// A random number for incarnations and seeds.

@@ -7,7 +7,7 @@ use std::{
 
 use ntb_mem::{
     line::{LINE_BYTES, LINE_WORDS, Line},
-    sync::{Arc, AtomicU64},
+    sync::{self, Arc, Counter},
 };
 
 use super::{
@@ -113,7 +113,7 @@ pub struct Consumer<E, I> {
     deadline: Duration,
     corrupt: Option<&'static str>,
     arm: u64,
-    consumed: Arc<AtomicU64>,
+    consumed: Arc<Counter>,
     stats: ConsumerStats,
 }
 
@@ -150,7 +150,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             deadline: INCOMPLETE_DEADLINE,
             corrupt: None,
             arm: 0,
-            consumed: Arc::new(AtomicU64::new(lane.first_seq)),
+            consumed: sync::counter(lane.first_seq),
             stats: ConsumerStats::default(),
             lane,
         }
@@ -167,7 +167,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     }
 
     /// The count of messages consumed, for another thread to read.
-    pub fn consumed_counter(&self) -> Arc<AtomicU64> {
+    pub fn consumed_counter(&self) -> Arc<Counter> {
         Arc::clone(&self.consumed)
     }
 

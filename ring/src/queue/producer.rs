@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use ntb_mem::{
     line::{LINE_BYTES, LINE_WORDS, Line},
-    sync::{Arc, AtomicU64},
+    sync::{self, Arc, Counter},
 };
 
 use super::{Lane, credit_step};
@@ -96,7 +96,7 @@ pub struct Producer<E, I> {
     attempt: u64,
     /// Refusals since the last credit.
     refused_in_a_row: u32,
-    sent: Arc<AtomicU64>,
+    sent: Arc<Counter>,
     staging: Vec<u8>,
     stats: ProducerStats,
 }
@@ -129,7 +129,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             waiting: 0,
             attempt: 0,
             refused_in_a_row: 0,
-            sent: Arc::new(AtomicU64::new(lane.first_seq)),
+            sent: sync::counter(lane.first_seq),
             staging: Vec::new(),
             stats: ProducerStats::default(),
             lane,
@@ -152,7 +152,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     }
 
     /// The count of messages sent, for the thread that answers arms ([`super::Alarm`]).
-    pub fn sent_counter(&self) -> Arc<AtomicU64> {
+    pub fn sent_counter(&self) -> Arc<Counter> {
         Arc::clone(&self.sent)
     }
 
@@ -216,11 +216,12 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             let sent = match self.enqueue_run(message_type, size, &bytes[done * size..]) {
                 Ok(n) => n,
                 Err(e) if done == 0 => return Err(e),
-                Err(_) => {
+                Err(SendError::Full { .. }) => {
                     // The refusal is of messages the caller will offer again: it is counted then.
                     self.stats.refused -= 1;
                     break;
                 }
+                Err(_) => break, // the same error meets the next call
             };
             done += sent;
         }
@@ -378,18 +379,20 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
         Ok(gained > 0)
     }
 
-    /// Messages that the consumer is known to have consumed, by its last credit.
+    /// Messages that the consumer is known to have consumed, by its last credit or by what its service has said since.
     pub fn consumed_seq(&self) -> u64 {
-        let word = self
-            .control
-            .load((page::CREDIT as usize) * LINE_WORDS + 1, Acquire);
         let first = self.lane.first_seq;
-        self.lane
-            .to_producer
-            .open(word)
-            .map(|v| widen48(v, self.seq))
-            .filter(|seq| seq.wrapping_sub(first) <= self.seq.wrapping_sub(first))
-            .unwrap_or(first)
+        // Each is a count of its own that never goes back; what cannot be is ignored.
+        [(page::CREDIT, 1), (page::PROGRESS, 0)]
+            .iter()
+            .filter_map(|(line, word)| {
+                let word = self.control.load(*line as usize * LINE_WORDS + word, Acquire);
+                let seq = widen48(self.lane.to_producer.open(word)?, self.seq);
+                let consumed = seq.wrapping_sub(first);
+                (consumed <= self.seq.wrapping_sub(first)).then_some(consumed)
+            })
+            .max()
+            .map_or(first, |consumed| first.wrapping_add(consumed))
     }
 
     /// Asks the consumer for a credit as soon as it has consumed everything sent so far.

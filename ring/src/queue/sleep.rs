@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use ntb_mem::{
     line::{LINE_WORDS, Line},
-    sync::{Arc, AtomicU64},
+    sync::{Arc, Counter},
 };
 
 use super::Lane;
@@ -35,7 +35,7 @@ pub struct Alarm<E, I> {
     engine: E,
     control: I,
     lane: Lane,
-    sent: Arc<AtomicU64>,
+    sent: Arc<Counter>,
     answered: Option<u64>,
     /// Consumed count of an arm that waits for its ring.
     waiting: Option<u64>,
@@ -52,7 +52,7 @@ impl<E, I> std::fmt::Debug for Alarm<E, I> {
 
 impl<E: StoreEngine, I: Inbound> Alarm<E, I> {
     /// The alarm of `lane`: `control` is the producer side's own control page, `sent` its producer's counter.
-    pub fn new(engine: E, control: I, lane: Lane, sent: Arc<AtomicU64>) -> Self {
+    pub fn new(engine: E, control: I, lane: Lane, sent: Arc<Counter>) -> Self {
         Self {
             engine,
             control,

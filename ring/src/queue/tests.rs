@@ -320,6 +320,21 @@ fn a_credit_that_cannot_be_is_an_error() {
 }
 
 #[test]
+fn a_corrupt_credit_in_the_middle_of_a_run_counts_no_refusal() {
+    let (mut p, mut c) = pair(8, Order::Ordered);
+    let mut line = ntb_mem::line::Line::ZERO;
+    line.0[0] = LaneKey::new(0x0815, 1, 2).seal(100);
+    crate::link::engine::StoreEngine::put(c.engine_mut(), crate::wire::page::CREDIT, &line);
+    let sent = p.try_send_packed(0, 64, &[7; 64 * 20]).unwrap();
+    assert!((1..8).contains(&sent), "{sent}");
+    assert_eq!(p.stats().refused, 0);
+    assert!(matches!(
+        p.try_send_packed(0, 64, &[7; 64 * 20]),
+        Err(SendError::CorruptCredit { credit: 100, .. })
+    ));
+}
+
+#[test]
 fn an_incomplete_message_is_waited_for_then_corrupt() {
     let (mut p, mut c) = pair(8, Order::Relaxed);
     c.set_incomplete_deadline(std::time::Duration::ZERO);

@@ -2,8 +2,9 @@
 //!
 //! Each opening has a generation. A side writes the generation of the peer's channel of the same name as an echo
 //! into its own entry when it is ready to run with exactly that one, together with a key chosen for this pair. A channel
-//! is up at a side when the peer's entry echoes this side's generation: so both ends of a life hold the same two keys,
-//! whichever side opened first and however often either closes and opens again.
+//! is up at a side when the peer's entry echoes this side's generation and the peer has taken this side's entry in: so
+//! both ends of a life hold the same two keys, whichever side opened first and however often either closes and opens
+//! again.
 
 #![cfg_attr(
     not(test),
@@ -391,7 +392,10 @@ impl Channels {
                 actions.push(Action::Put { line, content });
             }
         }
-        if entry.echo == channel.generation
+        // Once this side's entry has been taken in, what was stored before it has landed too: the cleared control page.
+        let answered = self.acknowledged && !channel.dirty;
+        if answered
+            && entry.echo == channel.generation
             && let (Some(pair), Some(peer_key)) = (&mut channel.pair, entry.key)
         {
             pair.up = true;

@@ -13,11 +13,12 @@ use crate::{
     },
     wire::{
         identity::{Direction, Identity},
-        layout::{BEAT_LINE, CHANNELS_FIRST_LINE, HELLO_LINE, TABLE_LINE},
+        layout::{BEAT_LINE, CHANNELS_FIRST_LINE, HELLO_LINE, MAX_CHANNELS, TABLE_LINE},
         page::PAGE_LINES,
         pattern::Pattern,
         record::{self, RecordKind},
         registers::{Ended, Phase, Report},
+        table::digest,
     },
 };
 
@@ -97,6 +98,7 @@ pub fn fuzz(data: &[u8]) -> usize {
         life: 1,
     };
     let (mut up, mut ups) = (Vec::new(), 0);
+    let (mut table, mut life) = ([0; MAX_CHANNELS], session.me.life);
     while !data.0.is_empty() {
         let mut actions = Vec::new();
         match data.byte() % 14 {
@@ -118,7 +120,7 @@ pub fn fuzz(data: &[u8]) -> usize {
                     n @ 64..128 => (HELLO_LINE + u64::from(n) % 4, RecordKind::Hello),
                     n => (TABLE_LINE + u64::from(n) % 8, RecordKind::Channel),
                 };
-                let content = sealed(receive(&session), line, kind, &mut data);
+                let content = sealed(receive(&session), line, kind, &table, &mut data);
                 memory.store_line(line, &content);
             }
             10 => match data.byte() % 64 {
@@ -159,7 +161,16 @@ pub fn fuzz(data: &[u8]) -> usize {
         };
         session.step(now, &inputs, &mut actions);
         assert!(session.next_wakeup(now) <= Duration::from_secs(1));
+        if session.me.life != life {
+            (table, life) = ([0; MAX_CHANNELS], session.me.life);
+        }
         for action in &actions {
+            if let Action::Put { line, content } = action
+                && let Some(slot) = line.checked_sub(TABLE_LINE)
+                && let Some(last) = table.get_mut(slot as usize)
+            {
+                *last = content.0[7];
+            }
             verify(action, &mut up);
             ups += usize::from(matches!(action, Action::ChannelUp(..)));
         }
@@ -204,7 +215,13 @@ fn report(session: &Session, peer: &mut Identity, data: &mut Data<'_>) -> Report
 }
 
 /// A record that opens, with a payload that is partly right.
-fn sealed(direction: Direction, line: u64, kind: RecordKind, data: &mut Data<'_>) -> ntb_mem::line::Line {
+fn sealed(
+    direction: Direction,
+    line: u64,
+    kind: RecordKind,
+    table: &[u64],
+    data: &mut Data<'_>,
+) -> ntb_mem::line::Line {
     let mut payload = [0; record::PAYLOAD];
     let Direction { writer, reader } = direction;
     match kind {
@@ -218,7 +235,11 @@ fn sealed(direction: Direction, line: u64, kind: RecordKind, data: &mut Data<'_>
                 0..245 => 3,
                 n => n,
             };
-            payload[4] = u64::from(flags) | u64::from(data.byte() % 4) << 16 | data.word() << 32;
+            let taken = match data.byte() {
+                0..240 => digest(table).into(),
+                _ => data.word(),
+            };
+            payload[4] = u64::from(flags) | u64::from(data.byte() % 4) << 16 | taken << 32;
         }
         RecordKind::Hello if line == HELLO_LINE + 1 && data.byte() < 250 => {
             let items = crate::wire::layout::ITEM_VALUES;

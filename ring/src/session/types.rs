@@ -166,7 +166,7 @@ impl std::fmt::Debug for Inputs<'_> {
 pub enum Action {
     /// Write the peer's registers.
     WriteRegisters(Registers),
-    /// Store a line into the peer's memory; flush after the last of a run.
+    /// Store a line into the peer's memory; flush after the last of a run, before any action of another kind.
     Put {
         /// Line in the outbound memory.
         line: u64,
@@ -226,9 +226,10 @@ pub struct Lanes {
     pub receive_order: Order,
     /// First line of the channel in this side's inbound memory: control page, then `receive.ring_lines` lines.
     pub inbound_base: u64,
-    /// The peer's doorbell for a reader of this channel that sleeps there.
+    /// The peer's doorbell for a reader of this channel that sleeps there. Readers of different channels have different
+    /// ones, 1 to 15; 0, the service thread's, where a side has more than 15 channels.
     pub peer_doorbell: u32,
-    /// This side's doorbell for its own sleeping reader.
+    /// This side's doorbell for its own sleeping reader; 0 as above.
     pub own_doorbell: u32,
 }
 

@@ -4,6 +4,8 @@
 
 pub(crate) mod beat;
 pub mod check;
+#[cfg(fuzzing)]
+pub mod fuzz;
 pub(crate) mod hash;
 pub(crate) mod hello;
 pub(crate) mod identity;

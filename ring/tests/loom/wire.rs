@@ -27,10 +27,11 @@ use ntb_ring::{
 };
 
 /// Words of the control page that mean something. All others stay zero and are nobody's.
-const CONTROL: [(u64, usize); 8] = [
+const CONTROL: [(u64, usize); 9] = [
     (CREDIT, 0),
     (CREDIT, 1),
     (STARVED, 0),
+    (STARVED, 1),
     (ARM, 0),
     (ARM, 1),
     (ECHO, 0),

@@ -10,6 +10,25 @@ use ntb_mem::{
     region::{Region, View},
 };
 
+/// Round trips between two looks at the clock: many, so that the clock costs nothing.
+pub(crate) const RUN: u64 = 250;
+
+/// Does `round_trip` `n` times (a multiple of [`RUN`]) and gives the nanoseconds of one in the median run.
+#[inline(always)]
+pub(crate) fn runs(n: u64, mut round_trip: impl FnMut()) -> f64 {
+    let mut each: Vec<f64> = (0..n / RUN)
+        .map(|_| {
+            let start = Instant::now();
+            for _ in 0..RUN {
+                round_trip();
+            }
+            start.elapsed().as_nanos() as f64 / RUN as f64
+        })
+        .collect();
+    each.sort_by(f64::total_cmp);
+    each.get(each.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
 /// Two lines far apart in one region: there, and back.
 pub(crate) struct Floor {
     there: View,
@@ -25,20 +44,22 @@ impl Floor {
         })
     }
 
-    /// Nanoseconds of a round trip, over `n` of them.
+    /// Nanoseconds of a round trip, over `n` of them in runs of [`RUN`]: the median run, so that a moment in which a core
+    /// was taken away does not count.
     pub(crate) fn measure(&self, n: u64) -> f64 {
         let mut sum = 0u64;
         let base = self.back.load(7, Ordering::Acquire);
-        let start = Instant::now();
-        for i in base + 1..=base + n {
+        let mut i = base;
+        let ns = runs(n, || {
+            i += 1;
             self.there.store_line(0, &Line([i, sum, i, i, i, i, i, i]));
             while self.back.load(7, Ordering::Acquire) != i {
                 std::hint::spin_loop();
             }
             sum = (0..8).fold(sum, |s, w| s.wrapping_add(self.back.load(w, Ordering::Relaxed)));
-        }
+        });
         std::hint::black_box(sum);
-        start.elapsed().as_nanos() as f64 / n as f64
+        ns
     }
 
     /// The other side.

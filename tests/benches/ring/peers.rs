@@ -7,7 +7,10 @@ use std::{
 
 use ntb_mem::region::{Region, View};
 
-use crate::child::{BATCH, CPUS, pin};
+use crate::{
+    child::{BATCH, CPUS, pin},
+    floor::runs,
+};
 
 /// Slots of the rings: as many as keep 64 KiB in flight.
 fn slots<const N: usize>() -> usize {
@@ -26,12 +29,10 @@ pub(crate) fn rtrb_round_trip<const N: usize>(n: u64) -> f64 {
         }
     });
     let mut message = [7; N];
-    let start = Instant::now();
-    for _ in 0..n {
+    let ns = runs(n, || {
         push(&mut there, message);
         message = pop(&mut back);
-    }
-    let ns = start.elapsed().as_nanos() as f64 / n as f64;
+    });
     let _ = far.join();
     std::hint::black_box(message);
     ns

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use crate::{
     child::{self, BATCH, CPUS, Ends, Job, LONG, spin},
-    floor::Floor,
+    floor::{Floor, runs},
     peers,
 };
 
@@ -215,12 +215,10 @@ impl Bench {
                 &mut b.ends.checked
             };
             let mut buf = vec![7; size];
-            let start = Instant::now();
-            for _ in 0..n {
+            runs(n, || {
                 send(tx, &buf);
                 spin(|| rx.try_recv(&mut buf).ok());
-            }
-            start.elapsed().as_nanos() as f64 / n as f64
+            })
         })
         .map(|(ns, _)| ns)
     }

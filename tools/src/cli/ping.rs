@@ -81,8 +81,8 @@ pub enum Sub {
 /// Options of a measurement.
 #[derive(Args, Clone, Debug)]
 pub struct RunArgs {
-    /// Link to measure: soft:NAME, ntb:BUS:DEV.FN, emu:PATH, rdma:HOST:PORT, tcp:HOST:PORT, auto[:HOST:PORT]
-    #[arg(value_parser = address, allow_hyphen_values = true)]
+    /// Link to measure.
+    #[arg(value_parser = address, allow_hyphen_values = true, help = LINK_TO_MEASURE)]
     pub address: Option<Address>,
     /// Messages to send [default: 100000, with --oneway 1000000; without limit when --duration is given]
     #[arg(short = 'n', long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
@@ -105,7 +105,7 @@ pub struct RunArgs {
     /// Sends a stream one way and has the far end count it
     #[arg(long)]
     pub oneway: bool,
-    /// Processor to run on, and after a comma the far end's
+    /// Processor to run on, and after a comma the far end's [default: two that are near each other]
     #[arg(short, long, value_name = "A[,B]", value_parser = cpu_pair, allow_hyphen_values = true)]
     pub cpu: Option<(u32, Option<u32>)>,
     /// What a waiting end does: spin (never gives its processor away), yield (spins, then yields between polls), sleep
@@ -126,8 +126,8 @@ pub struct RunArgs {
 /// Options of `ntb-ping serve`.
 #[derive(Args, Clone, Debug)]
 pub struct ServeArgs {
-    /// Link to answer on: soft:NAME, ntb:BUS:DEV.FN, emu:PATH, rdma:HOST:PORT, tcp:HOST:PORT, auto[:HOST:PORT]
-    #[arg(value_parser = address, allow_hyphen_values = true)]
+    /// Link to answer on.
+    #[arg(value_parser = address, allow_hyphen_values = true, help = LINK_TO_ANSWER_ON)]
     pub address: Address,
     /// Processor to run on
     #[arg(short, long, value_name = "A", value_parser = cpu_one, allow_hyphen_values = true)]
@@ -155,6 +155,10 @@ pub struct FloorPeerArgs {
     pub cpu: Option<(u32, Option<u32>)>,
 }
 
+const LINK_TO_MEASURE: &str =
+    "Link to measure: soft:NAME, ntb:BUS:DEV.FN, emu:PATH, rdma:HOST:PORT, tcp:HOST:PORT, auto[:HOST:PORT]";
+const LINK_TO_ANSWER_ON: &str =
+    "Link to answer on: soft:NAME, ntb:BUS:DEV.FN, emu:PATH, rdma:HOST:PORT, tcp:HOST:PORT, auto[:HOST:PORT]";
 const COUNT: &str = "1 to 1000000000000 messages";
 const SIZE: &str = "1 to 8388608 bytes";
 const RATE: &str = "0.001 to 100000000 messages a second";

@@ -32,9 +32,12 @@ const STALL: Duration = Duration::from_secs(10);
 /// Warming up ends after this time.
 const WARM: Duration = Duration::from_secs(1);
 /// How long replies may still come after an interrupt.
-const DRAIN: Duration = Duration::from_millis(200);
-/// How long the far end may take to report what it counted.
+const DRAIN: Duration = Duration::from_millis(150);
+/// How long the far end may take to report what it counted, and how long after an interrupt: all ends within a second.
 const REPORT: Duration = Duration::from_secs(5);
+const LAST_REPORT: Duration = Duration::from_millis(350);
+/// A message without a reply that is younger than this at an interrupt counts as under way, not as lost.
+const YOUNG_NS: u64 = 1_000_000_000;
 /// Floors before and after that differ by more than this spoil a result.
 const FLOOR_DRIFT: f64 = 0.2;
 
@@ -148,7 +151,7 @@ fn measure(args: &RunArgs, site: &mut Site, clock: Clock, interrupt: &Interrupt)
     }
     let noise = Counts::read().since(counts, run.largest_gap_ns);
     let far = if error.is_none() {
-        site.finish(if interrupted { DRAIN } else { REPORT })
+        site.finish(if interrupted { LAST_REPORT } else { REPORT })
     } else {
         None
     };
@@ -197,18 +200,21 @@ fn go(
                     Err(failure) => failure,
                 }
             }
-            Ended::Stalled { awaited, waited_ns } => stalled(site, awaited, Duration::from_nanos(waited_ns)),
+            Ended::Stalled { awaited, waited_ns } => {
+                stalled(site, run, awaited, Duration::from_nanos(waited_ns))
+            }
             Ended::Broken(failure) => *failure,
         };
         return (Some(error), false);
     }
 }
 
-fn stalled(site: &Site, awaited: Awaited, waited: Duration) -> Failure {
+fn stalled(site: &Site, run: &Run, awaited: Awaited, waited: Duration) -> Failure {
     diagnose(&Signs {
         state: site.connection.state(),
         silence: site.events.silence().map(|s| s.since.elapsed()),
         unread: site.station.sender().hold_up().map(|h| h.unread_messages),
+        unanswered: run.unanswered(),
         peer_sleeps: site.welcome.sleeps,
         awaited,
         waited,
@@ -230,6 +236,12 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
     let elapsed_ns = run.elapsed_ns();
     let far = outcome.far.unwrap_or_default();
     let check = run.check();
+    let under_way = match (outcome.interrupted, args.oneway) {
+        (true, false) => run.under_way(YOUNG_NS),
+        // What the far end has counted is unknown, and nothing hints at a loss.
+        (true, true) if outcome.far.is_none() => run.sent(),
+        _ => 0,
+    };
     let (received, duplicated, out_of_order) = if args.oneway {
         (far.received, far.duplicated, far.out_of_order)
     } else {
@@ -263,7 +275,8 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
         wait: args.wait.name(),
         sent: run.sent(),
         received,
-        lost: run.sent().saturating_sub(received),
+        lost: run.sent().saturating_sub(received + under_way),
+        under_way,
         duplicated,
         out_of_order,
         corrupt: run.corrupt + far.corrupt,

@@ -51,6 +51,8 @@ struct Log {
     silence: Option<Silence>,
     refused: Option<String>,
     runs: u64,
+    /// What was last waited for, until something else happens.
+    waiting: Option<String>,
 }
 
 /// Watches a connection on a thread of its own until it is dropped.
@@ -142,6 +144,11 @@ fn take(log: &Mutex<Log>, event: &Event, start: Instant, print: Print) {
         detail: describe(event),
     };
     let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
+    let repeated = matches!(event, Event::Waiting(_)) && log.waiting.as_ref() == Some(&record.detail);
+    if repeated {
+        return; // it comes every second
+    }
+    log.waiting = matches!(event, Event::Waiting(_)).then(|| record.detail.clone());
     match event {
         Event::PeerSilent { silent } => {
             log.silence = Some(Silence {
@@ -253,5 +260,21 @@ mod tests {
         assert!(since.elapsed() >= silent);
         take(&log, &Event::PeerBack { silent }, Instant::now(), Print::Nothing);
         assert_eq!(log.lock().unwrap().silence, None);
+    }
+
+    #[test]
+    fn a_wait_is_told_once() {
+        let log = Mutex::new(Log::default());
+        for event in [
+            Event::Waiting(SessionState::CableDown),
+            Event::Waiting(SessionState::CableDown),
+            Event::State(SessionState::CableUp),
+            Event::Waiting(SessionState::CableUp),
+            Event::State(SessionState::CableDown),
+            Event::Waiting(SessionState::CableDown),
+        ] {
+            take(&log, &event, Instant::now(), Print::Nothing);
+        }
+        assert_eq!(log.lock().unwrap().records.len(), 5);
     }
 }

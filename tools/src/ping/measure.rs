@@ -185,6 +185,17 @@ impl Run {
         self.next.wrapping_sub(self.first)
     }
 
+    /// Messages of this life of the channel that replies are still due for.
+    pub fn unanswered(&self) -> u64 {
+        self.outstanding.len() as u64
+    }
+
+    /// Those of them that were sent less than `ns` before the end: under way, not lost.
+    pub fn under_way(&self, ns: u64) -> u64 {
+        let young = |sent: u64| self.ended.saturating_sub(sent) < ns;
+        self.outstanding.iter().filter(|(_, sent)| young(*sent)).count() as u64
+    }
+
     /// What has arrived.
     pub fn check(&self) -> &SequenceCheck {
         &self.check
@@ -233,8 +244,10 @@ impl Run {
                         .outstanding
                         .front()
                         .map_or(self.next.wrapping_sub(1), |(seq, _)| *seq);
-                    if let (Some(seq), Some(schedule)) = (self.accept(len, expected), self.schedule) {
-                        self.record(schedule, seq, now);
+                    match (self.accept(len, expected), self.schedule) {
+                        (Some(seq), Some(schedule)) => self.record(schedule, seq, now),
+                        (Some(seq), None) => self.outstanding.retain(|(waiting, _)| *waiting != seq),
+                        (None, _) => {}
                     }
                 }
                 Err(Hold::NotNow) => port.idle(u64::MAX, end),
@@ -268,7 +281,10 @@ impl Run {
                     }
                     Err(Hold::NotNow) => {
                         polls += 1;
-                        self.wait(port, polls, (Awaited::Reply, sent), u64::MAX)?;
+                        if let Err(end) = self.wait(port, polls, (Awaited::Reply, sent), u64::MAX) {
+                            self.outstanding.push_back((seq, sent));
+                            return Err(end);
+                        }
                     }
                     Err(hold) => return Err(hold.into()),
                 }

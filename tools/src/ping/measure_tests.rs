@@ -294,7 +294,10 @@ fn it_can_be_stopped_and_it_ends_on_time() {
     let mut run = Run::new(endless, 0);
     assert_eq!(run.drive(&mut fake), Ended::Stopped);
     assert!(run.check().received < run.sent());
+    let under_way = run.sent() - run.check().received;
+    assert_eq!((run.under_way(SECOND), run.under_way(0)), (under_way, 0));
     run.drain(&mut fake, SECOND);
+    assert_eq!(run.unanswered(), 0);
     assert_eq!(run.check().received, run.sent());
     assert_eq!(run.response.count(), run.sent());
 

@@ -14,7 +14,7 @@ use std::{io::Write, sync::Arc, time::Duration};
 
 use ntb_mem::clock::Clock;
 use ntb_ring::{
-    channel::{Connection, Options},
+    channel::{ConnectError, Connection, Options},
     link::select::{self, LinkOptions},
     session::ChannelSpec,
 };
@@ -43,7 +43,7 @@ const WINDOW_BYTES: u64 = 32 << 20;
 /// How long the server stays awake without a message between start and end of a measurement.
 const AWAKE_NS: u64 = 10_000_000_000;
 /// Longest sleep between two looks for a signal.
-const NAP: Duration = Duration::from_millis(100);
+const NAP: Duration = Duration::from_millis(50);
 /// Empty polls between two looks for a signal and at the clock.
 const POLLS_A_LOOK: u64 = 1024;
 
@@ -99,13 +99,14 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         ..Server::default()
     };
     while !interrupt.came() {
-        if let Err(e) = connection.wait_running(Duration::ZERO)
-            && let ntb_ring::channel::ConnectError::LinkFailed { .. } = e
-        {
-            return Err(connect_failure(&e));
-        }
-        if station.connected(NAP) {
-            server.answer(&mut station, &mut inbox, &interrupt)?;
+        match connection.wait_running(NAP) {
+            Ok(_) if station.connected(NAP) => server.answer(&mut station, &mut inbox, &interrupt)?,
+            Ok(_) | Err(ConnectError::TimedOut { .. }) => {}
+            Err(e @ (ConnectError::LinkFailed { .. } | ConnectError::NoThread(_))) => {
+                return Err(connect_failure(&e));
+            }
+            // Until another peer comes.
+            Err(ConnectError::Refused(_)) => std::thread::sleep(NAP),
         }
     }
     Ok(Exit::Good)

@@ -18,7 +18,7 @@ pub struct Peer {
 }
 
 /// How long it may take to end in order.
-const GRACE: Duration = Duration::from_millis(300);
+const GRACE: Duration = Duration::from_millis(200);
 
 impl Peer {
     /// Starts this program again as a server on `address`.

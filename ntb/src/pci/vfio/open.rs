@@ -11,11 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use iommufd_ioctls::{IommuFd, IommufdError};
+use iommufd_ioctls::IommuFd;
 use vfio_ioctls::{VfioContainer, VfioDevice, VfioError, VfioIommufd, VfioOps};
 
 use super::{
     super::{Isolation, OpenError, PciError, iova::IovaRange, machine::Device, machine::Machine},
+    explain::{Failed, explain, is_busy},
     ioctl,
 };
 
@@ -180,19 +181,6 @@ fn old_kernel_ranges() -> Vec<IovaRange> {
     ]
 }
 
-/// A step that failed, with what the kernel said.
-#[derive(Debug)]
-pub(super) enum Failed {
-    Vfio(VfioError),
-    Step(&'static str, io::Error),
-}
-
-impl From<VfioError> for Failed {
-    fn from(e: VfioError) -> Self {
-        Self::Vfio(e)
-    }
-}
-
 fn open_group(device: &Device) -> Result<Opened, Failed> {
     let container = Arc::new(VfioContainer::new(None)?);
     let ops: Arc<dyn VfioOps> = Arc::clone(&container) as _;
@@ -286,95 +274,10 @@ fn wait_for_node(machine: &Machine, node: &Path, patience: Duration) -> Result<(
     Ok(())
 }
 
-/// What the kernel said, as far as vfio-ioctls passes it on.
-fn cause(failed: &Failed) -> Option<io::Error> {
-    let errno = |e: &vmm_sys_util::errno::Error| io::Error::from_raw_os_error(e.errno());
-    let copy = |e: &io::Error| e.raw_os_error().map(io::Error::from_raw_os_error);
-    match failed {
-        Failed::Step(_, e) | Failed::Vfio(VfioError::OpenContainer(e) | VfioError::OpenDeviceCdev(e)) => {
-            copy(e)
-        }
-        Failed::Vfio(VfioError::OpenGroup(e, _)) => copy(e),
-        Failed::Vfio(
-            VfioError::ContainerSetIOMMU(e)
-            | VfioError::GroupGetDeviceFD(e)
-            | VfioError::VfioDeviceBindIommufd(e),
-        ) => Some(errno(e)),
-        Failed::Vfio(_) => None,
-    }
-}
-
-fn is_busy(failed: &Failed) -> bool {
-    cause(failed).and_then(|e| e.raw_os_error()) == Some(libc::EBUSY)
-}
-
-pub(super) fn explain(
-    machine: &Machine,
-    device: &Device,
-    node: &Path,
-    waited: Duration,
-    failed: &Failed,
-) -> OpenError {
-    let address = device.address().to_string();
-    let node_text = node.display().to_string();
-    let what = match failed {
-        Failed::Vfio(VfioError::GroupViable) => {
-            return OpenError::GroupNotViable {
-                address,
-                group: device.group().unwrap_or_default(),
-                members: device.group_members(),
-            };
-        }
-        Failed::Vfio(VfioError::VfioExtension | VfioError::VfioType1V2 | VfioError::VfioApiVersion) => {
-            return OpenError::NoInterface {
-                what: "VFIO with an IOMMU of type 1",
-                hint: "load the module vfio_iommu_type1, and see that the IOMMU is on",
-            };
-        }
-        Failed::Vfio(VfioError::NewVfioIommufd(IommufdError::OpenIommufd(e)))
-            if e.kind() == io::ErrorKind::NotFound =>
-        {
-            return OpenError::NoInterface {
-                what: "iommufd",
-                hint: "it needs Linux 6.2 with CONFIG_IOMMUFD; use the group interface instead",
-            };
-        }
-        Failed::Vfio(e) => format!("opening {address} through {node_text} ({e})"),
-        Failed::Step(step, _) => format!("{step} for {address}"),
-    };
-    let Some(source) = cause(failed) else {
-        return PciError::io(
-            what,
-            io::Error::other("the kernel's error number was not passed on"),
-        )
-        .into();
-    };
-    match source.raw_os_error() {
-        Some(libc::EBUSY) => OpenError::NodeBusy {
-            holders: machine.holders(node),
-            node: node_text,
-            waited,
-        },
-        Some(libc::EPERM) if matches!(failed, Failed::Vfio(VfioError::ContainerSetIOMMU(_))) => OpenError::Permission {
-            node: node_text,
-            source,
-            remedy: "the platform has no interrupt remapping: enable it in the firmware set-up, or accept unsafe \
-                     interrupts with the module parameter vfio_iommu_type1.allow_unsafe_interrupts=1"
-                .to_owned(),
-        },
-        Some(libc::EACCES | libc::EPERM) => OpenError::Permission {
-            remedy: format!("run as root, or give this user the node: 'chown $USER {node_text}' or a udev rule"),
-            node: node_text,
-            source,
-        },
-        _ => PciError::io(what, source).into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pci::machine::tests::{Described, NTB};
+    use crate::pci::machine::tests::Described;
 
     fn open(described: &Described, options: &VfioOptions) -> OpenError {
         Opened::open(&described.machine(), &described.ntb(), options).expect_err("a refusal")
@@ -423,38 +326,5 @@ mod tests {
         let e = open(&Described::spr(), &hasty(Interface::Iommufd));
         assert_eq!(e.name(), "no-kernel-interface");
         assert!(e.to_string().contains("6.6"), "{e}");
-    }
-
-    #[test]
-    fn what_the_kernel_says_is_explained() {
-        let described = Described::spr()
-            .link("/proc/77/fd/5", "/dev/vfio/42")
-            .file("/proc/77/comm", "other");
-        let node = Path::new("/dev/vfio/42");
-        let why = |failed: Failed| {
-            let machine = described.machine();
-            explain(&machine, &described.ntb(), node, Duration::from_secs(5), &failed)
-        };
-        let io = io::Error::from_raw_os_error;
-        let sys = vmm_sys_util::errno::Error::new;
-
-        let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EBUSY), "42".into())));
-        assert_eq!(e.name(), "node-busy");
-        assert!(
-            e.to_string().contains("process 77 (other)") && e.to_string().contains("5s"),
-            "{e}"
-        );
-        let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EACCES), "42".into())));
-        assert_eq!(e.name(), "no-permission");
-        let e = why(Failed::Vfio(VfioError::GroupViable));
-        assert_eq!(e.name(), "group-not-viable");
-        let e = why(Failed::Vfio(VfioError::ContainerSetIOMMU(sys(libc::EPERM))));
-        assert_eq!(e.name(), "no-permission");
-        assert!(e.to_string().contains("interrupt remapping"), "{e}");
-        let e = why(Failed::Vfio(VfioError::VfioExtension));
-        assert_eq!(e.name(), "no-kernel-interface");
-        let e = why(Failed::Vfio(VfioError::GroupGetDeviceFD(sys(libc::ENODEV))));
-        assert_eq!(e.name(), "device-io");
-        assert!(e.to_string().contains(NTB), "{e}");
     }
 }

@@ -5,6 +5,8 @@
 //! [`PciError::Gone`]; connecting again is the way back.
 
 pub mod capabilities;
+mod connection;
+mod function;
 pub mod proto;
 pub(super) mod regions;
 pub mod socket;
@@ -22,14 +24,12 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use self::{
     capabilities::{Capabilities, DEFAULT_MAX_TRANSFER},
-    proto::{Command, Header, RegionAccess, flags, irq, region},
+    connection::Connection,
+    proto::{Command, RegionAccess, flags, irq, region},
     regions::Region,
-    socket::{MAX_FDS, Message, Socket, SocketError},
+    socket::{MAX_FDS, Message, Socket},
 };
-use super::{
-    Bar, BarInfo, BarMap, CacheType, DmaMemory, Isolation, OpenError, PciError, PciFunction, ResetPlan,
-    config, iova::IovaRange,
-};
+use super::{Bar, OpenError, PciError, config};
 
 /// Time-outs of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -62,15 +62,6 @@ pub struct VfioUser {
     vectors: u16,
     config_size: u32,
     bars: [Option<Region>; 6],
-}
-
-struct Connection {
-    socket: Socket,
-    next_id: u16,
-    /// Why the stream is of no more use.
-    broken: Option<String>,
-    /// Vectors that are connected.
-    connected: BTreeSet<u16>,
 }
 
 impl fmt::Debug for VfioUser {
@@ -132,7 +123,7 @@ impl VfioUser {
         this.server = this.negotiate()?;
         let info = this.device_info()?;
         this.resettable = info.flags & proto::DEVICE_RESET != 0;
-        this.vectors = this.msix_vectors()?;
+        this.vectors = this.vectors_of(irq::MSIX)?;
         let config = this.region_info(region::CONFIG)?;
         this.config_size = match config.bytes {
             4096.. => 4096,
@@ -231,10 +222,10 @@ impl VfioUser {
         Region::parse(index, reply)
     }
 
-    fn msix_vectors(&self) -> Result<u16, PciError> {
+    fn vectors_of(&self, index: u32) -> Result<u16, PciError> {
         let ask = proto::IrqInfo {
             argsz: size_of::<proto::IrqInfo>() as u32,
-            index: irq::MSIX,
+            index,
             ..proto::IrqInfo::new_zeroed()
         };
         let reply = self.call(Command::DeviceGetIrqInfo, ask.as_bytes(), &[], &[])?;
@@ -243,7 +234,7 @@ impl VfioUser {
         u16::try_from(info.count)
             .ok()
             .filter(|n| *n <= 2048)
-            .ok_or_else(|| protocol_error(format!("{} MSI-X vectors", info.count)))
+            .ok_or_else(|| protocol_error(format!("{} vectors of interrupt {index}", info.count)))
     }
 
     /// One request and its reply.
@@ -316,315 +307,25 @@ impl VfioUser {
 
     fn connect_run(&self, start: u16, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
         let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
-        self.set_irqs(flags, start, fds.len() as u32, fds)
+        self.set_irqs(irq::MSIX, flags, start, fds.len() as u32, fds)
     }
 
-    fn set_irqs(&self, flags: u32, start: u16, count: u32, fds: &[BorrowedFd<'_>]) -> Result<(), PciError> {
+    fn set_irqs(
+        &self,
+        index: u32,
+        flags: u32,
+        start: u16,
+        count: u32,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), PciError> {
         let ask = proto::IrqSet {
             argsz: size_of::<proto::IrqSet>() as u32,
             flags,
-            index: irq::MSIX,
+            index,
             start: start.into(),
             count,
         };
         self.call(Command::DeviceSetIrqs, ask.as_bytes(), &[], fds)
-            .map(drop)
-    }
-}
-
-impl Connection {
-    fn call(
-        &mut self,
-        name: &str,
-        command: Command,
-        head: &[u8],
-        data: &[u8],
-        fds: &[BorrowedFd<'_>],
-        timeout: Duration,
-    ) -> Result<Message, PciError> {
-        let deadline = Instant::now() + timeout;
-        let id = self.send(name, command, 0, head, data, fds, deadline)?;
-        loop {
-            let message = match self.socket.receive(deadline) {
-                Ok(message) => message,
-                Err(e) => return Err(self.broke(name, command, e, timeout)),
-            };
-            if message.header.flags & flags::TYPE_MASK != flags::REPLY {
-                self.refuse(name, &message.header, deadline)?;
-                continue;
-            }
-            if message.header.id != id || message.header.command != command as u16 {
-                let what = format!(
-                    "reply {} to command {} while {id} to {command} was awaited",
-                    message.header.id, message.header.command
-                );
-                return Err(self.broke(name, command, SocketError::Malformed(what), timeout));
-            }
-            if message.header.flags & flags::ERROR != 0 {
-                let errno = match i32::try_from(message.header.error) {
-                    Ok(n) if n > 0 => n,
-                    _ => rustix::io::Errno::IO.raw_os_error(),
-                };
-                return Err(PciError::io(
-                    format!("{command} on {name}"),
-                    io::Error::from_raw_os_error(errno),
-                ));
-            }
-            return Ok(message);
-        }
-    }
-
-    #[allow(clippy::too_many_arguments, reason = "the parts of one message")]
-    fn send(
-        &mut self,
-        name: &str,
-        command: Command,
-        flags: u32,
-        head: &[u8],
-        data: &[u8],
-        fds: &[BorrowedFd<'_>],
-        deadline: Instant,
-    ) -> Result<u16, PciError> {
-        if let Some(why) = &self.broken {
-            return Err(PciError::Gone {
-                what: format!("{name}: {why}"),
-            });
-        }
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        let header = Header {
-            id,
-            command: command as u16,
-            flags,
-            ..Header::new_zeroed()
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        match self.socket.send(header, head, data, fds, deadline) {
-            Ok(()) => Ok(id),
-            Err(e) => Err(self.broke(name, command, e, left)),
-        }
-    }
-
-    /// Servers may ask clients for their memory; this one hands memory out by descriptor only.
-    fn refuse(&mut self, name: &str, asked: &Header, deadline: Instant) -> Result<(), PciError> {
-        if !socket::wants_reply(asked) {
-            return Ok(());
-        }
-        let header = Header {
-            id: asked.id,
-            command: asked.command,
-            flags: flags::REPLY | flags::ERROR,
-            error: rustix::io::Errno::OPNOTSUPP.raw_os_error() as u32,
-            ..Header::new_zeroed()
-        };
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.socket
-            .send(header, &[], &[], &[], deadline)
-            .map_err(|e| self.broke(name, Command::DmaRead, e, left))
-    }
-
-    fn broke(&mut self, name: &str, command: Command, error: SocketError, timeout: Duration) -> PciError {
-        let what = format!("{command} on {name}");
-        let (note, error) = match error {
-            SocketError::Timeout => (
-                format!("no answer to {what} within {timeout:?}"),
-                PciError::Timeout { what, after: timeout },
-            ),
-            SocketError::Closed => (
-                "the server closed the connection".to_owned(),
-                PciError::Gone {
-                    what: format!("{what}: the server closed the connection"),
-                },
-            ),
-            SocketError::Malformed(how) => (format!("broken message: {how}"), protocol_error(how)),
-            SocketError::Io(e) => (format!("{what}: {e}"), PciError::io(what, e)),
-        };
-        self.broken.get_or_insert(note);
-        error
-    }
-}
-
-impl PciFunction for VfioUser {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn config_size(&self) -> u32 {
-        self.config_size
-    }
-
-    fn raw_config_read(&self, offset: u32, data: &mut [u8]) -> Result<(), PciError> {
-        self.read_region(region::CONFIG, offset.into(), data)
-    }
-
-    fn raw_config_write(&self, offset: u32, data: &[u8]) -> Result<(), PciError> {
-        self.write_region(region::CONFIG, offset.into(), data, true)
-    }
-
-    fn bar(&self, bar: Bar) -> Option<&BarInfo> {
-        self.bars.get(bar.index())?.as_ref().map(|r| &r.info)
-    }
-
-    fn bar_address(&self, bar: Bar) -> Result<u64, PciError> {
-        config::bar_address(self, bar)
-    }
-
-    fn raw_read(&self, bar: Bar, offset: u64, bytes: u32) -> Result<u64, PciError> {
-        let mut value = [0; 8];
-        if let Some(part) = value.get_mut(..bytes as usize) {
-            self.read_region(bar.index() as u32, offset, part)?;
-        }
-        Ok(u64::from_le_bytes(value))
-    }
-
-    fn raw_write(&self, bar: Bar, offset: u64, bytes: u32, value: u64) -> Result<(), PciError> {
-        let value = value.to_le_bytes();
-        let part = value.get(..bytes as usize).unwrap_or(&value);
-        self.write_region(bar.index() as u32, offset, part, true)
-    }
-
-    fn bar_read(&self, bar: Bar, offset: u64, data: &mut [u8]) -> Result<(), PciError> {
-        self.read_region(bar.index() as u32, offset, data)
-    }
-
-    fn bar_write(&self, bar: Bar, offset: u64, data: &[u8]) -> Result<(), PciError> {
-        self.write_region(bar.index() as u32, offset, data, true)
-    }
-
-    fn bar_post(&self, bar: Bar, offset: u64, data: &[u8]) -> Result<(), PciError> {
-        self.write_region(bar.index() as u32, offset, data, false)
-    }
-
-    fn map_bar(self: Arc<Self>, bar: Bar, wanted: CacheType) -> Result<BarMap, PciError> {
-        let region = self.bars.get(bar.index()).and_then(Option::as_ref);
-        let region = region.ok_or_else(|| PciError::NoBar {
-            bar,
-            device: self.name.clone(),
-        })?;
-        let areas = region.map()?;
-        if areas.is_empty() {
-            return Err(PciError::NoSuchMapping {
-                bar,
-                device: self.name.clone(),
-                wanted,
-                why: "the server traps every access to it; use region writes".to_owned(),
-            });
-        }
-        Ok(BarMap::new(bar, CacheType::WriteBack, areas, Arc::clone(&self)))
-    }
-
-    fn vectors(&self) -> u16 {
-        self.vectors
-    }
-
-    fn set_vectors(&self, vectors: &[(u16, BorrowedFd<'_>)]) -> Result<(), PciError> {
-        let sorted = super::sorted_vectors(vectors, self.vectors)?;
-        let now: BTreeSet<u16> = sorted.iter().map(|(v, _)| *v).collect();
-        let before = {
-            let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::replace(&mut connection.connected, now.clone())
-        };
-        if sorted.is_empty() {
-            let flags = proto::IRQ_SET_DATA_NONE | proto::IRQ_SET_ACTION_TRIGGER;
-            return if before.is_empty() {
-                Ok(())
-            } else {
-                self.set_irqs(flags, 0, 0, &[])
-            };
-        }
-        let flags = proto::IRQ_SET_DATA_EVENTFD | proto::IRQ_SET_ACTION_TRIGGER;
-        for gone in before.difference(&now) {
-            self.set_irqs(flags, *gone, 1, &[])?;
-        }
-        // Runs of consecutive vectors, no longer than the server can take descriptors.
-        let limit = usize::try_from(self.server.max_fds)
-            .unwrap_or(MAX_FDS)
-            .clamp(1, MAX_FDS);
-        let mut run: Vec<BorrowedFd<'_>> = Vec::new();
-        let mut start = 0;
-        for (vector, fd) in sorted {
-            if run.len() == limit || (!run.is_empty() && vector != start + run.len() as u16) {
-                self.connect_run(start, &run)?;
-                run.clear();
-            }
-            if run.is_empty() {
-                start = vector;
-            }
-            run.push(fd);
-        }
-        self.connect_run(start, &run)
-    }
-
-    fn iova_ranges(&self) -> Result<Vec<IovaRange>, PciError> {
-        // As an IOMMU with 48 bits on x86 reports them, so that the interrupt window stays a hole here too.
-        Ok(vec![
-            IovaRange {
-                start: 0,
-                last: 0xFEDF_FFFF,
-            },
-            IovaRange {
-                start: 0xFEF0_0000,
-                last: (1 << 48) - 1,
-            },
-        ])
-    }
-
-    fn dma_page(&self) -> u64 {
-        4096
-    }
-
-    fn isolation(&self) -> Isolation {
-        Isolation::Software
-    }
-
-    fn dma_map(&self, memory: &DmaMemory<'_>, iova: u64) -> Result<(), PciError> {
-        let (fd, offset) = memory.descriptor().ok_or_else(|| PciError::Unsupported {
-            what: "mapping memory that has no descriptor".to_owned(),
-            device: self.name.clone(),
-        })?;
-        let ask = proto::DmaMap {
-            argsz: size_of::<proto::DmaMap>() as u32,
-            flags: proto::DMA_READ | proto::DMA_WRITE,
-            offset,
-            iova,
-            size: memory.bytes(),
-        };
-        self.call(Command::DmaMap, ask.as_bytes(), &[], &[fd]).map(drop)
-    }
-
-    fn dma_unmap(&self, iova: u64, bytes: u64) -> Result<(), PciError> {
-        let ask = proto::DmaUnmap {
-            argsz: size_of::<proto::DmaUnmap>() as u32,
-            flags: 0,
-            iova,
-            size: bytes,
-        };
-        let reply = self.call(Command::DmaUnmap, ask.as_bytes(), &[], &[])?;
-        match proto::split::<proto::DmaUnmap>(&reply.payload) {
-            Some((done, _)) if (done.iova, done.size) == (iova, bytes) => Ok(()),
-            _ => Err(protocol_error("an unmap of another range than asked for")),
-        }
-    }
-
-    fn reset_plan(&self) -> Result<ResetPlan, PciError> {
-        Ok(ResetPlan {
-            method: self.resettable.then(|| "device reset of the server".to_owned()),
-            also: Vec::new(),
-        })
-    }
-
-    fn reset(&self) -> Result<(), PciError> {
-        super::check_reset(&self.name, &self.reset_plan()?)?;
-        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        connection
-            .call(
-                &self.name,
-                Command::DeviceReset,
-                &[],
-                &[],
-                &[],
-                self.timeouts.reset,
-            )
             .map(drop)
     }
 }

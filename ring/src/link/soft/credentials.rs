@@ -15,7 +15,7 @@
               process of another pid namespace"
 )]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -64,6 +64,15 @@ impl Credentials {
             uid: ids.uid,
             gid: ids.gid,
         })
+    }
+
+    /// Something that is readable once the process has died; `None` where the kernel has no such thing.
+    ///
+    /// Where the process has died already and another has its number by now, this is about the other; the socket tells
+    /// then.
+    pub(super) fn process(self) -> Option<OwnedFd> {
+        let pid = rustix::process::Pid::from_raw(i32::try_from(self.pid).ok()?)?;
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
     }
 }
 

@@ -13,9 +13,9 @@
 use rustix::io::Errno;
 
 use super::{
-    Policy,
     credentials::Credentials,
     greeting::{Reason, Refusal, VERSION},
+    policy::Policy,
 };
 use crate::link::LinkError;
 

@@ -16,10 +16,11 @@ use std::{
 };
 
 use super::{
-    Counts, Policy,
+    Counts,
     credentials::Credentials,
     greeting::{Greeting, Malformed, Message, Reason},
-    socket::{self, Heard},
+    policy::Policy,
+    socket::{self, Heard, Socket},
 };
 
 /// Connections taken up in one poll, and kept that have not greeted yet. A peer greets as soon as it is connected, so
@@ -31,7 +32,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// A connection that has not greeted yet.
 #[derive(Debug)]
 struct Guest {
-    socket: OwnedFd,
+    socket: Socket,
     who: Credentials,
     since: Instant,
 }
@@ -39,7 +40,7 @@ struct Guest {
 /// A connection that has greeted as a peer does.
 #[derive(Debug)]
 pub(super) struct Candidate {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Socket,
     pub(super) who: Credentials,
     pub(super) greeting: Greeting,
     pub(super) fds: Vec<OwnedFd>,
@@ -48,14 +49,14 @@ pub(super) struct Candidate {
 /// A bound name.
 #[derive(Debug)]
 pub(super) struct Listener {
-    socket: OwnedFd,
+    socket: Socket,
     guests: Vec<Guest>,
     /// There is more than is taken up in one go, or nothing can be taken up: not to be woken by it for now.
     resting: bool,
 }
 
 impl Listener {
-    pub(super) fn new(socket: OwnedFd) -> Self {
+    pub(super) fn new(socket: Socket) -> Self {
         Self {
             socket,
             guests: Vec::new(),
@@ -85,7 +86,7 @@ impl Listener {
         greeted
     }
 
-    fn admit(&mut self, socket: OwnedFd, policy: &Policy, counts: &mut Counts) {
+    fn admit(&mut self, socket: Socket, policy: &Policy, counts: &mut Counts) {
         let permitted = Credentials::of_peer(&socket).map(|who| (who, policy.permits(&socket, who)));
         let Ok((who, true)) = permitted else {
             counts.refused_permission += 1;

@@ -23,6 +23,8 @@ mod credentials;
 mod error;
 pub mod greeting;
 mod listener;
+mod options;
+mod policy;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -37,85 +39,16 @@ use rustix::{io::Errno, net::SocketAddrUnix};
 
 use super::{
     Doorbell, Link, LinkError, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
-    ends::{NO_REGISTERS, Own, Peer, Unfit, WINDOW_BYTES},
+    doorbell::sleep_on,
+    ends::{NO_REGISTERS, Own, Peer, Unfit},
     engine::{Engine, Order},
 };
 use credentials::Credentials;
-use greeting::{Greeting, Malformed, Message, Reason, Refusal};
+use greeting::{Greeting, Malformed, Message, Reason};
 use listener::{Candidate, Listener};
-use socket::Heard;
-
-/// Parameters of a soft link. Each side has its own.
-#[derive(Clone, Debug)]
-pub struct SoftOptions {
-    /// Bytes of this side's memory, a multiple of 64; 64 MiB by default. Normal pages take up memory only where they are written.
-    pub window_bytes: u64,
-    /// Pages that this side's memory stands on. Between users normal pages are used always.
-    pub pages: Pages,
-    /// Processes of other users that are in this group, by their effective or a supplementary group id, may be peers
-    /// too. A peer of another user can store anything into this side's memory, as any peer can.
-    pub group: Option<u32>,
-}
-
-impl Default for SoftOptions {
-    fn default() -> Self {
-        Self {
-            window_bytes: WINDOW_BYTES,
-            pages: Pages::default(),
-            group: None,
-        }
-    }
-}
-
-/// What a soft link has turned away. Each connection that did not become the peer is in exactly one of these, but for
-/// `accept_failed`, which counts attempts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Neither the same user nor in the group.
-    pub refused_permission: u64,
-    /// Came while two were connected.
-    pub refused_taken: u64,
-    /// Another version of the greeting.
-    pub refused_version: u64,
-    /// Memory or descriptors that cannot be used.
-    pub refused_unfit: u64,
-    /// Refused this side and closed.
-    pub refused_by_caller: u64,
-    /// Said something that is no greeting, or spoke after it.
-    pub malformed: u64,
-    /// Did not greet in time, or were pushed out by a crowd.
-    pub dropped_silent: u64,
-    /// Closed before they greeted or before they were answered.
-    pub gone_early: u64,
-    /// Connections that could not be taken up for want of descriptors.
-    pub accept_failed: u64,
-}
-
-/// Whom to accept.
-#[derive(Debug)]
-struct Policy {
-    own: Credentials,
-    group: Option<u32>,
-}
-
-impl Policy {
-    fn permits(&self, socket: &OwnedFd, who: Credentials) -> bool {
-        who.uid == self.own.uid
-            || self.group.is_some_and(|group| {
-                who.gid == group || credentials::peer_has_group(socket, group).unwrap_or(false)
-            })
-    }
-
-    fn refusal(&self, reason: Reason, holders: [u32; 2]) -> Message {
-        Message::Refusal(Refusal {
-            reason,
-            holders,
-            owner: self.own.uid,
-            group: self.group,
-            version: greeting::VERSION,
-        })
-    }
-}
+pub use options::{Counts, SoftOptions};
+use policy::Policy;
+use socket::{Heard, Socket};
 
 /// What this side does to find its peer.
 #[derive(Debug)]
@@ -123,7 +56,7 @@ enum Role {
     /// Neither holds the name nor calls.
     Seeking,
     /// Has greeted the holder of the name and waits for its greeting.
-    Calling { socket: OwnedFd, holder: Credentials },
+    Calling { socket: Socket, holder: Credentials },
     /// Has called and is connected.
     Called,
     /// Holds the name, connected or not.
@@ -133,9 +66,28 @@ enum Role {
 /// The peer of the moment.
 #[derive(Debug)]
 struct Connected {
-    socket: OwnedFd,
+    socket: Socket,
     who: Credentials,
+    /// Tells of the process's death, where the kernel can; the socket does not while a child that it forked has a copy.
+    process: Option<OwnedFd>,
     peer: Peer,
+}
+
+impl Connected {
+    fn new(socket: Socket, who: Credentials, peer: Peer) -> Self {
+        Self {
+            socket,
+            who,
+            process: who.process(),
+            peer,
+        }
+    }
+
+    fn process_ended(&self) -> bool {
+        self.process
+            .as_ref()
+            .is_some_and(|p| sleep_on(&[p.as_fd()], Duration::ZERO))
+    }
 }
 
 /// A link under a name on this machine.
@@ -199,8 +151,8 @@ impl SoftLink {
     fn check_peer(&mut self) {
         let Some(connected) = &self.connected else { return };
         match socket::receive(&connected.socket) {
-            Heard::Nothing => return,
-            Heard::Gone => {}
+            Heard::Nothing if !connected.process_ended() => return,
+            Heard::Nothing | Heard::Gone => {}
             _ => self.counts.malformed += 1, // nothing is said after the greetings
         }
         self.connected = None; // drops the peer's memory and doorbells
@@ -231,7 +183,7 @@ impl SoftLink {
     }
 
     /// Greets the holder of the name.
-    fn call(&mut self, socket: OwnedFd) -> Result<(), LinkError> {
+    fn call(&mut self, socket: Socket) -> Result<(), LinkError> {
         let holder =
             Credentials::of_peer(&socket).map_err(|e| error::socket(&self.name, "asking who holds it", e))?;
         if !self.policy.permits(&socket, holder) {
@@ -276,11 +228,7 @@ impl SoftLink {
             Heard::Gone => self.counts.gone_early += 1,
             Heard::Message(Message::Greeting(greeting), fds) => match self.peer_from(holder, greeting, fds) {
                 Ok(peer) => {
-                    self.connected = Some(Connected {
-                        socket,
-                        who: holder,
-                        peer,
-                    });
+                    self.connected = Some(Connected::new(socket, holder, peer));
                     self.role = Role::Called;
                 }
                 Err(_) => {
@@ -330,7 +278,7 @@ impl SoftLink {
         };
         self.own.clear_registers();
         match socket::send(&socket, &self.greeting(), &self.own.descriptors()) {
-            Ok(()) => self.connected = Some(Connected { socket, who, peer }),
+            Ok(()) => self.connected = Some(Connected::new(socket, who, peer)),
             Err(_) => self.counts.gone_early += 1,
         }
     }
@@ -396,7 +344,10 @@ impl Link for SoftLink {
             Role::Called => {}
             Role::Listening(listener) => fds.extend(listener.descriptors()),
         }
-        fds.extend(self.connected.iter().map(|c| c.socket.as_fd()));
+        if let Some(connected) = &self.connected {
+            fds.push(connected.socket.as_fd());
+            fds.extend(connected.process.as_ref().map(AsFd::as_fd));
+        }
         self.own.wait(&fds, timeout);
     }
 

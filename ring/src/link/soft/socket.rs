@@ -13,14 +13,15 @@
 use std::{
     io::{IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     io::Errno,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags,
+        SocketType,
     },
 };
 
@@ -30,29 +31,47 @@ use crate::link::ends::DESCRIPTORS;
 /// Connections that the kernel keeps for a listener that is not looking.
 const BACKLOG: i32 = 32;
 
+/// A socket that ends when it is dropped, also where a child that was forked meanwhile still has a copy of its descriptor.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Fails where the other side has ended it first.
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// The place where the sides of `soft:NAME` meet. Nothing in any file system.
 pub(super) fn address(name: &str) -> Result<SocketAddrUnix, Errno> {
     SocketAddrUnix::new_abstract_name(format!("ntb-soft:{name}").as_bytes())
 }
 
-fn socket() -> Result<OwnedFd, Errno> {
+fn socket() -> Result<Socket, Errno> {
     rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         None,
     )
+    .map(Socket)
 }
 
 /// Connects to whoever listens there.
-pub(super) fn connect(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+pub(super) fn connect(address: &SocketAddrUnix) -> Result<Socket, Errno> {
     let socket = socket()?;
     rustix::net::connect(&socket, address)?;
     Ok(socket)
 }
 
 /// Listens there, when nobody does.
-pub(super) fn listen(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+pub(super) fn listen(address: &SocketAddrUnix) -> Result<Socket, Errno> {
     let socket = socket()?;
     rustix::net::bind(&socket, address)?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -60,16 +79,16 @@ pub(super) fn listen(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
 }
 
 /// Takes the next connection; `None` when there is none.
-pub(super) fn accept(listener: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
+pub(super) fn accept(listener: &Socket) -> Result<Option<Socket>, Errno> {
     match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(socket) => Ok(Some(socket)),
+        Ok(socket) => Ok(Some(Socket(socket))),
         Err(Errno::WOULDBLOCK | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(e) => Err(e),
     }
 }
 
 /// Sends a message, with descriptors or without.
-pub(super) fn send(socket: &OwnedFd, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+pub(super) fn send(socket: &Socket, message: &Message, fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -95,7 +114,7 @@ pub(super) enum Heard {
 }
 
 /// Takes the next message from a socket. Descriptors beyond the room for [`DESCRIPTORS`] never reach this process.
-pub(super) fn receive(socket: &OwnedFd) -> Heard {
+pub(super) fn receive(socket: &Socket) -> Heard {
     // One byte more than any message has, so that a longer one is seen to be longer.
     let mut bytes = [0; greeting::BYTES + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];

@@ -299,6 +299,88 @@ fn two_processes_in_either_order_and_killed_at_any_moment() {
     }
 }
 
+/// As when a child was forked meanwhile and has not executed its program yet.
+#[test]
+fn a_link_ends_when_it_is_dropped_though_somebody_has_copies_of_its_sockets() {
+    let name = unique();
+    let (mut a, mut b) = (open(&name), open(&name));
+    a.poll().unwrap();
+    join(&mut a, &mut b);
+    let copy = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    let _copy = copy(b.connected.as_ref().unwrap().socket.as_fd());
+    drop(b);
+    until(|| !up(&mut a));
+    let mut b = open(&name);
+    join(&mut a, &mut b);
+    let Role::Listening(listener) = &a.role else {
+        panic!("{a:?}")
+    };
+    let copies: Vec<_> = listener.descriptors().map(copy).collect();
+    drop(a);
+    until(|| !up(&mut b));
+    let mut c = open(&name);
+    for _ in 0..100 {
+        assert!(!up(&mut b) & !up(&mut c), "nobody can listen there yet");
+    }
+    drop(copies);
+    join(&mut b, &mut c);
+}
+
+/// Connects, forks a child that keeps every descriptor, says which, and waits to be killed.
+#[test]
+#[allow(unsafe_code, reason = "fork")]
+fn zz_helper_fork() {
+    let Some(name) = std::env::var("NTB_RING_TEST_FORK").ok() else {
+        return;
+    };
+    let mut link = open(&name);
+    until(|| {
+        link.wait(Duration::from_millis(1));
+        up(&mut link)
+    });
+    // SAFETY: the child calls nothing but sleep and _exit, which are async-signal-safe.
+    let child = unsafe {
+        match libc::fork() {
+            0 => {
+                libc::sleep(60);
+                libc::_exit(0)
+            }
+            child => child,
+        }
+    };
+    let line = ntb_mem::line::Line([child as u64; 8]);
+    link.outbound().unwrap().put(0, &line);
+    std::thread::sleep(2 * WATCHDOG);
+}
+
+#[test]
+fn a_death_is_noticed_while_a_forked_child_keeps_the_socket_open() {
+    let name = unique();
+    let mut link = open(&name);
+    link.poll().unwrap();
+    let mut other = child("zz_helper_fork", &[("NTB_RING_TEST_FORK", &name)]);
+    let mut grandchild = 0;
+    until(|| {
+        link.wait(Duration::from_millis(2));
+        up(&mut link);
+        grandchild = link.inbound().load(0, Ordering::Acquire);
+        grandchild != 0
+    });
+    other.kill().unwrap();
+    other.wait().unwrap();
+    until(|| {
+        link.wait(Duration::from_millis(2));
+        !up(&mut link)
+    });
+    assert_eq!(link.poll().unwrap().losses, 1);
+    let grandchild = rustix::process::Pid::from_raw(grandchild as i32).unwrap();
+    // It was there all the time, and a peer that is restarted is taken in spite of it.
+    rustix::process::test_kill_process(grandchild).unwrap();
+    let mut next = open(&name);
+    join(&mut link, &mut next);
+    rustix::process::kill_process(grandchild, rustix::process::Signal::KILL).unwrap();
+}
+
 // ---- peers that do not keep to the rules ----
 
 mod hostile;

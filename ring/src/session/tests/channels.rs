@@ -242,6 +242,30 @@ fn memory_of_a_closed_channel_is_used_again_only_after_the_peer_knows() {
     assert_eq!(w.sides[0].up[&z].inbound_base, base);
 }
 
+/// Neither a pattern nor payload of an earlier channel is there to be taken for a control word, however slow the wire.
+#[test]
+fn a_channel_comes_up_over_a_cleared_control_page() {
+    let mut w = World::new(10);
+    w.must_be_clear = true;
+    w.scribble(0);
+    w.scribble(1);
+    w.faults.delay = ms(7);
+    w.start(0);
+    w.start(1);
+    let id = w.open(0, "x", spec(64));
+    w.run_for(ms(3000));
+    assert_eq!(w.state(0), SessionState::Running);
+    w.open(1, "x", spec(64)); // side 0 learns of both, the channel and that it is paired, at the same moment
+    assert!(w.run_until(w.now + ms(5000), World::is_settled));
+    w.close(0, id);
+    w.run_for(ms(300));
+    w.scribble_channels(0);
+    w.open(0, "y", spec(256));
+    w.open(1, "y", spec(256));
+    w.run_for(ms(300));
+    assert_eq!(w.sides[0].up.len(), 1);
+}
+
 #[test]
 fn names_and_rings_that_cannot_be_are_refused() {
     let config = SessionConfig::new("n", 1, 2, crate::link::engine::Order::Ordered);

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::{
     super::*,
-    world::{Faults, World, ms},
+    world::{Faults, LINES, World, ms},
 };
+use crate::link::engine::Inbound;
 
 fn spec() -> ChannelSpec {
     ChannelSpec {
@@ -146,6 +147,174 @@ fn one_dead_direction_is_told_apart() {
         w.run_to_running(ms(1000));
         assert_eq!(w.count(0, "peer-gone") + w.count(1, "peer-gone"), 0);
     }
+}
+
+#[test]
+fn a_direction_that_dies_while_running_ends_the_life_and_is_told_apart() {
+    let mut w = running_pair(23);
+    w.sides[1].transmit_dead = true;
+    w.run_for(ms(10_000));
+    for side in 0..2 {
+        assert_eq!(w.sides[side].downs, [(ChannelId(0), CloseReason::PeerGone)]);
+        assert_eq!(w.count(side, "peer-gone"), 1);
+    }
+    assert!(
+        w.state(1).missing().contains("transmit dead, receive alive"),
+        "{:?}",
+        w.state(1)
+    );
+    assert!(
+        w.state(0).missing().contains("transmit alive, receive dead"),
+        "{:?}",
+        w.state(0)
+    );
+    w.sides[1].transmit_dead = false;
+    assert!(w.run_until(w.now + ms(1000), World::is_settled));
+    w.assert_channels_match();
+}
+
+/// Registers that another writer, or another time, has left while the link runs.
+#[test]
+fn registers_of_others_and_of_earlier_lives_have_no_effect() {
+    let mut w = running_pair(25);
+    w.link_down(); // so that the peer has had an earlier life
+    w.link_up();
+    w.run_for(ms(500));
+    let present = Report::decode(&w.sides[0].registers).unwrap();
+    let events = w.sides[0].events.len();
+    let earlier = Identity {
+        life: present.who.life - 1,
+        ..present.who
+    };
+    let other = Identity {
+        incarnation: 5,
+        life: 1,
+    };
+    for (who, echo) in [(earlier, present.echo), (other, present.echo ^ 1), (other, 0)] {
+        let left_over = Report { who, echo, ..present };
+        w.sides[0].registers = left_over.encode();
+        w.session(0);
+        w.run_for(ms(1000));
+        assert_eq!(w.state(0), SessionState::Running);
+    }
+    assert_eq!(w.sides[0].events.len(), events);
+    // With the echo of this very life it is the peer's successor.
+    w.sides[0].registers = Report {
+        who: other,
+        ..present
+    }
+    .encode();
+    w.session(0);
+    w.run_for(ms(1));
+    assert_eq!(w.count(0, "peer-restarted"), 1);
+}
+
+#[test]
+fn a_side_does_not_pair_with_its_own_registers() {
+    let mut w = World::new(26);
+    w.start(0);
+    for _ in 0..50 {
+        w.run_for(ms(20));
+        let session = w.sides[0].session.as_ref().unwrap();
+        w.sides[0].registers = session.registers().encode();
+        w.session(0);
+    }
+    assert_eq!(w.state(0), SessionState::CableUp);
+}
+
+#[test]
+fn old_beats_do_not_keep_a_dead_peer_alive() {
+    let mut w = running_pair(27);
+    let mut beats = Vec::new();
+    for _ in 0..2 {
+        beats.push(w.sides[0].memory.load_line(0));
+        w.run_for(ms(30));
+    }
+    assert_ne!(beats[0], beats[1]);
+    w.kill(1);
+    for i in 0..120 {
+        for (word, value) in beats[i % 2].0.iter().enumerate() {
+            w.sides[0].memory.store(word, *value);
+        }
+        w.session(0);
+        w.run_for(ms(50));
+    }
+    assert_eq!(w.state(0), SessionState::PeerGone);
+}
+
+#[test]
+fn memory_that_is_mapped_in_part_is_not_verified() {
+    for mapped in [LINES - 1, LINES / 2, 257] {
+        let mut w = World::new(28);
+        w.sides[0].mapped = mapped;
+        w.start(0);
+        w.start(1);
+        w.run_for(ms(2000));
+        assert!(
+            w.state(0).missing().contains("transmit dead, receive alive"),
+            "{mapped}"
+        );
+    }
+}
+
+#[test]
+fn a_pattern_that_was_never_stored_cannot_have_been_found() {
+    let mut w = World::new(31);
+    w.sides[0].transmit_dead = true;
+    w.start(0);
+    w.start(1);
+    w.run_for(ms(50));
+    let report = Report::decode(&w.sides[0].registers).unwrap();
+    let claim = Report { found: 999, ..report };
+    w.sides[0].registers = claim.encode();
+    w.session(0);
+    w.run_for(Duration::from_micros(100));
+    assert!(w.state(0).missing().contains("transmit dead"), "{:?}", w.state(0));
+}
+
+#[test]
+fn a_goodbye_by_registers_alone_is_enough() {
+    let mut w = running_pair(29);
+    w.sides[1].transmit_dead = true;
+    let mut actions = Vec::new();
+    w.session(1).shutdown(&mut actions);
+    w.carry_out(1, actions);
+    w.run_for(ms(50));
+    assert_eq!(w.sides[0].downs, [(ChannelId(0), CloseReason::ClosedByPeer)]);
+}
+
+/// Both stop, and the one that is continued first must not blame the other for its own absence.
+#[test]
+fn ones_own_pause_is_not_the_peers_silence() {
+    let mut w = running_pair(30);
+    w.sides[1].paused = true;
+    w.run_for(ms(20)); // its last beat is taken in
+    w.sides[0].paused = true;
+    w.run_for(ms(4800));
+    w.sides[0].paused = false;
+    w.run_for(ms(150));
+    assert_eq!(w.count(0, "peer-silent"), 0);
+    w.run_for(ms(1000));
+    assert_eq!(w.count(0, "peer-silent"), 1);
+    assert_eq!(w.count(0, "peer-gone"), 0);
+    w.sides[1].paused = false;
+    w.run_for(ms(100));
+    assert_eq!(w.count(0, "peer-back"), 1);
+    assert_eq!(w.count(1, "peer-silent"), 0);
+}
+
+#[test]
+fn corrupt_data_left_over_from_an_ended_life_does_not_end_the_present_one() {
+    let mut w = running_pair(24);
+    w.session(0).corrupt(ChannelId(5));
+    w.sides[0].drains = false;
+    w.link_down();
+    w.link_up();
+    w.run_for(ms(20));
+    w.session(0).corrupt(ChannelId(0));
+    assert!(w.run_until(w.now + ms(1000), World::is_settled));
+    w.run_for(ms(1000));
+    assert_eq!(w.count(0, "peer-gone") + w.count(1, "peer-gone"), 0);
 }
 
 #[test]

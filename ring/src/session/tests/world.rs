@@ -107,6 +107,8 @@ pub(super) struct Side {
     pub(super) transmit_dead: bool,
     /// Lose that many of the next stores and register writes.
     pub(super) lose: u32,
+    /// Its stores from this line on go nowhere.
+    pub(super) mapped: u64,
     /// Does nothing, as if stopped.
     pub(super) paused: bool,
     /// Whether readers report that they have drained.
@@ -117,6 +119,7 @@ pub(super) struct Side {
     step_at: Duration,
     may_store: bool,
     told: Option<SessionState>,
+    tags: HashMap<u64, u16>,
     specs: Vec<(String, ChannelSpec)>,
     /// Number of each of them in this process; `None` while it waits to be opened again.
     ids: Vec<Option<ChannelId>>,
@@ -145,6 +148,8 @@ pub(super) struct World {
     /// Key of one end to key of the other, over all lives.
     partners: HashMap<(u16, u32, u32), LaneKey>,
     lanes: HashMap<(u16, u32, u32), Lanes>,
+    /// A channel may come up only over a control page that has been cleared.
+    pub(super) must_be_clear: bool,
 }
 
 fn key(key: LaneKey) -> (u16, u32, u32) {
@@ -166,6 +171,7 @@ impl World {
             order,
             transmit_dead: false,
             lose: 0,
+            mapped: LINES,
             paused: false,
             drains: true,
             puts: 0,
@@ -174,6 +180,7 @@ impl World {
             step_at: Duration::ZERO,
             may_store: false,
             told: None,
+            tags: HashMap::new(),
             specs: Vec::new(),
             ids: Vec::new(),
         };
@@ -193,6 +200,7 @@ impl World {
             wire: Vec::new(),
             partners: HashMap::new(),
             lanes: HashMap::new(),
+            must_be_clear: false,
         }
     }
 
@@ -211,6 +219,7 @@ impl World {
         s.step_at = self.now;
         s.may_store = false;
         s.told = None;
+        s.tags.clear();
         s.up.clear();
     }
 
@@ -290,6 +299,14 @@ impl World {
         }
         for i in 0..8 {
             self.sides[side].registers[i] = self.dice.next() as u32;
+        }
+    }
+
+    /// The same for channel memory alone.
+    pub(super) fn scribble_channels(&mut self, side: usize) {
+        for word in 256 * 8..(LINES * 8) as usize {
+            let value = self.dice.next();
+            self.sides[side].memory.store(word, value);
         }
     }
 
@@ -460,7 +477,7 @@ impl World {
         assert!(s.may_store, "a store while nobody is known to be there");
         assert!(line < s.reach.min(LINES), "a store outside the peer's memory");
         s.puts += 1;
-        if self.is_lost(side) || self.sides[side].transmit_dead {
+        if self.is_lost(side) || self.sides[side].transmit_dead || line >= self.sides[side].mapped {
             return;
         }
         if self.faults.scramble {
@@ -488,7 +505,22 @@ impl World {
             assert_eq!(other.transmit_order, lanes.receive_order);
             assert_eq!(other.peer_doorbell, lanes.own_doorbell);
         }
+        if self.must_be_clear {
+            for line in lanes.transmit.consumer_base..lanes.transmit.consumer_base + 6 {
+                assert_eq!(
+                    self.sides[1 - side].memory.load_line(line),
+                    Line::ZERO,
+                    "left over"
+                );
+            }
+        }
         let s = &mut self.sides[side];
+        let tag = s.tags.insert(lanes.inbound_base, own.tag());
+        assert_ne!(
+            tag,
+            Some(own.tag()),
+            "a tag used twice in a row over the same memory"
+        );
         assert!(s.up.insert(id, lanes).is_none(), "up twice");
         s.ups.push((id, lanes));
     }

@@ -64,6 +64,8 @@ pub(super) struct Site {
     pub(super) chosen: String,
     /// Processors of this end and of the far end.
     pub(super) cpus: (Option<u32>, Option<u32>),
+    /// The user has left the choice of processors to this program.
+    free: bool,
     /// Processor that the far end is asked to run on.
     wish: Option<u32>,
     pub(super) welcome: Welcome,
@@ -78,7 +80,9 @@ impl Site {
     pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
         let allowed = topology::allowed();
         let own_peer = args.address.is_none();
-        let cpus = choose(args.cpu, own_peer, &allowed)?;
+        // Where the far end is elsewhere, nothing is known of its processors.
+        let near = matches!(args.address, None | Some(Address::Soft(_) | Address::Emulated(_)));
+        let cpus = choose(args.cpu, own_peer, near, &allowed)?;
         let lines = (2 * (args.size.div_ceil(64) + 1))
             .next_power_of_two()
             .max(MIN_LINES);
@@ -141,6 +145,7 @@ impl Site {
             facts,
             chosen: opened.chosen,
             cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
+            free: args.cpu.is_none(),
             wish: if own_peer { None } else { cpus.1 },
             welcome: Welcome::default(),
             pin_trouble: (args.wait == Waiting::Spin && shared)
@@ -152,19 +157,39 @@ impl Site {
 
     /// Waits for the peer and gets to know it.
     pub(super) fn meet(&mut self) -> Result<(), Failure> {
-        self.wait_for_peer(self.timeout, Exit::NoPeer)?;
-        self.hello()
+        self.get_to_know(self.timeout, Exit::NoPeer)
     }
 
     /// After a loss: waits until the peer is back and tells it what is going on.
     pub(super) fn recover(&mut self, patience: Duration, plan: &Plan, first: u64) -> Result<(), Failure> {
-        self.wait_for_peer(patience, Exit::LinkLost)?;
-        self.hello()?;
+        self.get_to_know(patience, Exit::LinkLost)?;
         self.start(plan, first);
         Ok(())
     }
 
-    fn wait_for_peer(&mut self, patience: Duration, exit: Exit) -> Result<(), Failure> {
+    /// Waits for a peer until one has said who it is: one may be lost before it does.
+    fn get_to_know(&mut self, patience: Duration, exit: Exit) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            self.wait_for_peer(patience.saturating_sub(begun.elapsed()), patience, exit)?;
+            if self.hello()? {
+                return Ok(());
+            }
+            if self.interrupt.came() {
+                return Err(Failure::new(
+                    exit,
+                    "interrupted",
+                    format!(
+                        "interrupted before the peer on {} said who it is",
+                        self.facts.address
+                    ),
+                ));
+            }
+        }
+    }
+
+    /// Waits for a connected channel for as long as is `left` of `patience`.
+    fn wait_for_peer(&mut self, left: Duration, patience: Duration, exit: Exit) -> Result<(), Failure> {
         let begun = Instant::now();
         let mut shown = None;
         loop {
@@ -200,7 +225,7 @@ impl Site {
                     format!("the peer process that was started for {address} {how}; missing {missing}"),
                 ));
             }
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= left {
                 let name = if exit == Exit::NoPeer {
                     "no-peer"
                 } else {
@@ -219,22 +244,30 @@ impl Site {
         }
     }
 
-    fn hello(&mut self) -> Result<(), Failure> {
+    /// Asks the peer who it is. False when it was lost meanwhile.
+    fn hello(&mut self) -> Result<bool, Failure> {
         let hello = Control::Hello { cpu: self.wish };
-        let silent = |address: &str| {
-            Failure::new(
+        let epoch = self.events.runs();
+        let silent = |site: &mut Self| {
+            // A peer that is gone, or already another one, is no silent one.
+            if site.interrupt.came() || !site.station.connected(Duration::ZERO) || site.events.runs() != epoch
+            {
+                return Ok(false);
+            }
+            Err(Failure::new(
                 Exit::LinkLost,
                 "no-answer",
                 format!(
-                    "the peer on {address} is connected but does not answer: no 'ntb-ping serve', or its receiving thread has \
-                     stopped"
+                    "the peer on {} is connected but does not answer: its receiving thread has stopped, or it is no \
+                     'ntb-ping serve'",
+                    site.facts.address
                 ),
-            )
+            ))
         };
         if !self.say(hello, ANSWER) {
-            return Err(silent(&self.facts.address));
+            return silent(self);
         }
-        let answer = self.hear(ANSWER.min(self.timeout), |control| match control {
+        let answer = self.hear(ANSWER.min(self.timeout), true, |control| match control {
             Control::Welcome {
                 pid,
                 cpu,
@@ -244,20 +277,24 @@ impl Site {
             _ => None,
         });
         let Some((pid, cpu, pin_errno, sleeps)) = answer else {
-            return Err(silent(&self.facts.address));
+            return silent(self);
         };
         self.welcome = Welcome {
             pid: Some(pid),
             sleeps,
         };
         self.cpus.1 = cpu;
+        if self.free && self.cpus.0.is_some() && self.cpus.0 == cpu {
+            // Its user had bound it to the one that was chosen here.
+            self.cpus.0 = cpu.map(|cpu| Source::default().topology().partner(cpu, &topology::allowed()));
+        }
         if let (Some(wish), true) = (self.wish, pin_errno != 0) {
             let errno = std::io::Error::from_raw_os_error(pin_errno.cast_signed());
             self.pin_trouble = Some(format!(
                 "the far end could not be pinned to processor {wish}: {errno}"
             ));
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Announces the messages that follow. A link that is down shows at the first of them.
@@ -272,10 +309,9 @@ impl Site {
 
     /// Says that this was all, and hears what the far end counted.
     pub(super) fn finish(&mut self, patience: Duration) -> Option<Counted> {
-        if !self.say(Control::End, patience) {
-            return None;
-        }
-        self.hear(patience, |control| match control {
+        // Also after an interrupt: the patience is short then.
+        self.station.say(&Control::End.encode(), patience).ok()?;
+        self.hear(patience, false, |control| match control {
             Control::Report(counted) => Some(counted),
             _ => None,
         })
@@ -307,8 +343,14 @@ impl Site {
         self.cpus.0.map(partner)
     }
 
-    /// Waits for a message of the agreement that `wanted` takes.
-    fn hear<T>(&mut self, patience: Duration, wanted: impl Fn(Control) -> Option<T>) -> Option<T> {
+    /// Waits for a message of the agreement that `wanted` takes, ended by an interrupt where that is not yet the reason
+    /// for it.
+    fn hear<T>(
+        &mut self,
+        patience: Duration,
+        interruptible: bool,
+        wanted: impl Fn(Control) -> Option<T>,
+    ) -> Option<T> {
         let begun = Instant::now();
         let mut inbox = [0; CONTROL_BYTES];
         let mut long = Vec::new();
@@ -322,7 +364,7 @@ impl Site {
                     continue;
                 }
                 Err(Hold::Down) => return None,
-                Err(Hold::NotNow) if self.interrupt.came() && begun.elapsed() > STEP => return None,
+                Err(Hold::NotNow) if interruptible && self.interrupt.came() => return None,
                 Err(Hold::NotNow) => continue,
                 Ok(len) => inbox.get(..len).and_then(Control::decode),
             };
@@ -338,6 +380,7 @@ impl Site {
 fn choose(
     wish: Option<(u32, Option<u32>)>,
     own_peer: bool,
+    near: bool,
     allowed: &[u32],
 ) -> Result<(Option<u32>, Option<u32>), Failure> {
     let check = |cpu: u32| {
@@ -353,15 +396,15 @@ fn choose(
         ))
     };
     let topology = Source::default().topology();
-    match (wish, own_peer) {
-        (None, true) => Ok(topology
+    Ok(match wish {
+        None if near => topology
             .best_pair(allowed)
-            .map_or((None, None), |(a, b)| (Some(a), Some(b)))),
-        (None, false) => Ok((None, None)),
-        (Some((a, None)), true) => Ok((Some(check(a)?), Some(topology.partner(a, allowed)))),
-        (Some((a, b)), false) => Ok((Some(check(a)?), b)),
-        (Some((a, Some(b))), true) => Ok((Some(check(a)?), Some(check(b)?))),
-    }
+            .map_or((None, None), |(a, b)| (Some(a), Some(b))),
+        None => (topology.best_pair(allowed).map(|(a, _)| a), None),
+        Some((a, None)) if near => (Some(check(a)?), Some(topology.partner(a, allowed))),
+        Some((a, Some(b))) if own_peer => (Some(check(a)?), Some(check(b)?)),
+        Some((a, b)) => (Some(check(a)?), b), // the far end checks its own
+    })
 }
 
 fn random() -> u64 {

@@ -45,6 +45,7 @@ pub(super) fn watcher(
                     let failure = diagnose(&Signs {
                         state: connection.state(),
                         silence: events.silence().map(|s| s.since.elapsed()),
+                        unanswered: 0,
                         unread: None, // only the sender knows, and it is at work
                         peer_sleeps: false,
                         awaited,

@@ -5,7 +5,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::*;
 
-fn raw(name: &str) -> OwnedFd {
+fn raw(name: &str) -> Socket {
     let address = socket::address(name).unwrap();
     let mut connected = None;
     until(|| {
@@ -15,7 +15,7 @@ fn raw(name: &str) -> OwnedFd {
     connected.unwrap()
 }
 
-fn send_raw(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+fn send_raw(socket: &Socket, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = vec![std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
