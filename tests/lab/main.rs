@@ -101,11 +101,10 @@ fn run_all(names: &[String], json: Option<&Path>, keep: bool) -> Result<bool, La
         say(&format!("run {}", scenario.name));
         let place = Place {
             logs: cache.root().join("logs").join(scenario.name),
-            sockets: std::env::temp_dir().join(format!("ntb-lab-{}", std::process::id())),
+            // One lab uses a cache at a time, and what a killed one left here is replaced.
+            sockets: cache.root().join("sockets"),
         };
-        let result = run::run(&prepared, scenario, &place);
-        let _ = std::fs::remove_dir_all(&place.sockets);
-        let mut outcome = result?;
+        let mut outcome = run::run(&prepared, scenario, &place)?;
         if outcome.passed && !keep {
             std::fs::remove_dir_all(&place.logs).context("remove", &place.logs)?;
             outcome.logs = None;

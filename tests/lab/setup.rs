@@ -51,7 +51,6 @@ pub(crate) struct Kernel {
 impl Prepared {
     /// Makes what the cache lacks and says what it does and how long it takes.
     pub(crate) fn ensure(cache: &Cache) -> Result<Self, LabError> {
-        let root = root(cache)?;
         let kernel = match std::env::var_os("NTB_LAB_KERNEL").filter(|value| !value.is_empty()) {
             Some(folder) => Kernel::in_folder(Path::new(&folder), |missing| LabError::KernelFolder {
                 folder: PathBuf::from(&folder),
@@ -59,7 +58,10 @@ impl Prepared {
             })?,
             None => kernel(cache)?,
         };
-        Ok(Self { root, kernel })
+        Ok(Self {
+            root: root(cache)?,
+            kernel,
+        })
     }
 
     pub(crate) fn busybox(&self) -> PathBuf {

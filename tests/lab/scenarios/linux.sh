@@ -4,7 +4,6 @@
 #           MASKS    yes where the hardware can mask doorbells
 #           SIDED    yes where the two ends have different port numbers
 #           LINK     how one side takes the link down: `client` (its link control) or `driver` (by unloading)
-#           WINDOW   bytes of a window
 
 device=0000:01:00.0
 debug=/sys/kernel/debug
@@ -156,10 +155,10 @@ fill() { dd if=/dev/urandom of=/tmp/sent bs=$chunk count=$(($1 / chunk)) 2>/dev/
 check_window() {
     window=$1
     meet "window$window-open"
-    echo "0:$WINDOW" >"$tool/peer0/peer_mw_trans$window"
     over=$((exposed + chunk))
     # Where translations are as coarse as the BAR, there is nothing beyond the end to try.
     [ "$alignment" -le $exposed ] || over=$exposed
+    echo "0:$over" >"$tool/peer0/peer_mw_trans$window"
     fill $over
     dd if=/tmp/sent of="$tool/peer0/peer_mw$window" bs=$chunk conv=notrunc 2>/dev/null
     # The read comes first: it pushes the posted writes ahead of it, where words to the other guest overtake them.
