@@ -14,7 +14,7 @@ use ntb_ring::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use crate::floor::Floor;
+use crate::floor::{Floor, SHARED_BYTES};
 
 pub(crate) const FLAG: &str = "--other-end";
 /// Processors of the two ends.
@@ -23,8 +23,6 @@ pub(crate) const CPUS: [usize; 2] = [0, 1];
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 /// Messages of a batch.
 pub(crate) const BATCH: usize = 64;
-/// Bytes of the memory that floor and copy share: control lines, then two buffers of a mebibyte.
-pub(crate) const SHARED_BYTES: u64 = 4096 + (2 << 20);
 
 /// What the far side is to do.
 #[derive(Clone, Copy, Debug, IntoBytes, FromBytes, Immutable)]
@@ -42,7 +40,8 @@ pub(crate) const DRAIN: u64 = 4;
 pub(crate) const DRAIN_BATCHES: u64 = 5;
 pub(crate) const DRAIN_BULK: u64 = 6;
 pub(crate) const COPY: u64 = 7;
-pub(crate) const END: u64 = 8;
+pub(crate) const TURNS: u64 = 8;
+pub(crate) const END: u64 = 9;
 
 /// The channels between the two ends.
 pub(crate) struct Ends {
@@ -120,6 +119,7 @@ fn serve(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         .open(format!("/proc/self/fd/{fd}"))?;
     let region = Arc::new(Region::from_peer(file.into(), SHARED_BYTES)?);
     let floor = Floor::new(&region).ok_or("the shared memory is too small")?;
+    let turns = Floor::turns(&region).ok_or("the shared memory is too small")?;
     let mut ends = Ends::open(name)?;
     let mut buf = vec![0; 1 << 20];
     loop {
@@ -131,6 +131,7 @@ fn serve(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         let size = job.size as usize;
         match job.what {
             FLOOR => floor.answer(job.count),
+            TURNS => turns.answer(job.count),
             ECHO => echo(&mut ends.plain, &mut buf, job.count)?,
             ECHO_CHECKED => echo(&mut ends.checked, &mut buf, job.count)?,
             DRAIN => drain(&mut ends.plain.1, &mut buf[..size], job.count)?,

@@ -29,6 +29,13 @@ pub(crate) fn runs(n: u64, mut round_trip: impl FnMut()) -> f64 {
     each.get(each.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Lines that [`Floor::turns`] takes in turn.
+const TURN: u64 = 1024;
+/// Where they lie: behind the control lines and the two buffers of the copy.
+const TURNS_AT: u64 = 64 + (2 << 20) / 64;
+/// Bytes that everything together takes.
+pub(crate) const SHARED_BYTES: u64 = (TURNS_AT + 2 * TURN) * 64;
+
 /// Two lines far apart in one region: there, and back.
 pub(crate) struct Floor {
     there: View,
@@ -44,19 +51,46 @@ impl Floor {
         })
     }
 
+    /// The same over [`TURN`] lines each way, one after the other, as a ring takes them: a floor for rings, where the one
+    /// above is the floor of the machine.
+    pub(crate) fn turns(region: &Arc<Region>) -> Option<Self> {
+        let view = region.view();
+        Some(Self {
+            there: view.part(TURNS_AT, TURN)?,
+            back: view.part(TURNS_AT + TURN, TURN)?,
+        })
+    }
+
+    /// The line of number `i`.
+    #[inline(always)]
+    fn line(&self, i: u64) -> u64 {
+        if self.there.lines() == 1 { 0 } else { i % TURN }
+    }
+
+    /// Number of the last exchange: a line of each turn holds it.
+    fn last(&self) -> u64 {
+        (0..self.back.lines())
+            .map(|l| self.back.load(l as usize * 8 + 7, Ordering::Acquire))
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Nanoseconds of a round trip, over `n` of them in runs of [`RUN`]: the median run, so that a moment in which a core
     /// was taken away does not count.
     pub(crate) fn measure(&self, n: u64) -> f64 {
         let mut sum = 0u64;
-        let base = self.back.load(7, Ordering::Acquire);
-        let mut i = base;
+        let mut i = self.last();
         let ns = runs(n, || {
             i += 1;
-            self.there.store_line(0, &Line([i, sum, i, i, i, i, i, i]));
-            while self.back.load(7, Ordering::Acquire) != i {
+            let line = self.line(i);
+            let at = line as usize * 8;
+            self.there.store_line(line, &Line([i, sum, i, i, i, i, i, i]));
+            while self.back.load(at + 7, Ordering::Acquire) != i {
                 std::hint::spin_loop();
             }
-            sum = (0..8).fold(sum, |s, w| s.wrapping_add(self.back.load(w, Ordering::Relaxed)));
+            sum = (0..8).fold(sum, |s, w| {
+                s.wrapping_add(self.back.load(at + w, Ordering::Relaxed))
+            });
         });
         std::hint::black_box(sum);
         ns
@@ -65,13 +99,17 @@ impl Floor {
     /// The other side.
     pub(crate) fn answer(&self, n: u64) {
         let mut sum = 0u64;
-        let base = self.back.load(7, Ordering::Acquire);
+        let base = self.last();
         for i in base + 1..=base + n {
-            while self.there.load(7, Ordering::Acquire) != i {
+            let line = self.line(i);
+            let at = line as usize * 8;
+            while self.there.load(at + 7, Ordering::Acquire) != i {
                 std::hint::spin_loop();
             }
-            sum = (0..8).fold(sum, |s, w| s.wrapping_add(self.there.load(w, Ordering::Relaxed)));
-            self.back.store_line(0, &Line([i, sum, i, i, i, i, i, i]));
+            sum = (0..8).fold(sum, |s, w| {
+                s.wrapping_add(self.there.load(at + w, Ordering::Relaxed))
+            });
+            self.back.store_line(line, &Line([i, sum, i, i, i, i, i, i]));
         }
         std::hint::black_box(sum);
     }

@@ -6,6 +6,7 @@
 //!
 //! - *floor*: a bare ping-pong of one 64-byte line each way, all eight words written and read, between the same two
 //!   processes.
+//! - *bare, another line each time*: the same over 1024 lines in turn, as any ring takes them.
 //! - *rtrb*: the SPSC ring of that name, between two threads on the same two cores.
 //! - *copy*: the same hand-off of a buffer by plain memory copies and one flag.
 //!

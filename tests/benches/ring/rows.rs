@@ -50,6 +50,7 @@ struct Bench {
     ends: Ends,
     region: Arc<Region>,
     floor: Floor,
+    turns: Floor,
     rows: Vec<Row>,
     scale: u64,
 }
@@ -57,6 +58,7 @@ struct Bench {
 pub(crate) fn run(blocks: usize, quick: bool, json: bool) -> Result<(), Box<dyn std::error::Error>> {
     let region = child::shared()?;
     let floor = Floor::new(&region).ok_or("the shared memory is too small")?;
+    let turns = Floor::turns(&region).ok_or("the shared memory is too small")?;
     let name = format!("soft:bench-{}", std::process::id());
     let mut far = child::start(&name, &region)?;
     child::pin(CPUS[0]);
@@ -66,6 +68,7 @@ pub(crate) fn run(blocks: usize, quick: bool, json: bool) -> Result<(), Box<dyn 
         ends,
         region,
         floor,
+        turns,
         rows: Vec::new(),
         scale,
     };
@@ -109,6 +112,9 @@ impl Bench {
                 b.round_trip(child::ECHO_CHECKED, size, n)
             })?;
         }
+        self.bracketed(&mut at, "bare, another line each time", "", |b| {
+            Ok(b.job(child::TURNS, 64, n, |b| b.turns.measure(n))?.0)
+        })?;
         self.bracketed(&mut at, "rtrb round trip 48 B (threads)", "", |_| {
             Ok(peers::rtrb_round_trip::<48>(n))
         })?;
