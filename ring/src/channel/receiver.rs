@@ -224,7 +224,11 @@ impl Receiver {
         if self.epoch != self.shared.epoch.load(Ordering::Acquire) {
             return self.attempt_ended(result, before);
         }
-        result.map_err(|e| self.explain(e))
+        match result {
+            Ok(value) => Ok(value),
+            Err(RecvError::Empty) => Err(RecvFailure::Empty), // not by the cold way: it is polled
+            Err(e) => Err(self.explain(e)),
+        }
     }
 
     /// The life has ended: its rest is given out as long as nobody writes over it.

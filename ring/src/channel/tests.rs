@@ -286,7 +286,8 @@ fn a_restarted_peer_is_another_and_the_survivor_goes_on() {
 fn an_unread_life_does_not_hold_up_the_next_for_ever() {
     let (a, b, control) = links();
     let (a, b) = (open(a, "a"), open(b, "b"));
-    let ((_atx, mut arx), (mut btx, brx)) = (channel(&a), channel(&b));
+    let ((mut atx, mut arx), (mut btx, brx)) = (channel(&a), channel(&b));
+    atx.wait_connected(LONG).unwrap(); // the channel is up at `a` too, and its reader has not looked
     btx.send(b"old", LONG).unwrap();
     drop((btx, brx, b)); // the reader at `a` does not look
     let b = open(control.replace(&options()).unwrap(), "b2");

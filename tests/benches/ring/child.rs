@@ -21,6 +21,15 @@ pub(crate) const FLAG: &str = "--other-end";
 pub(crate) const CPUS: [usize; 2] = [0, 1];
 /// Longest wait for anything: a watchdog, not a measure.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
+/// Lines of the rings that round trips are measured on: few enough that the lines of both directions stay in the
+/// first-level caches. The second ring is for messages that the first does not take.
+pub(crate) const PING_LINES: [u64; 2] = [64, 128];
+
+/// Which of the two rings a message of `size` bytes goes by.
+pub(crate) fn ping(size: usize) -> usize {
+    usize::from(size > 63 * 64)
+}
+
 /// Messages of a batch.
 pub(crate) const BATCH: usize = 64;
 
@@ -46,8 +55,10 @@ pub(crate) const END: u64 = 9;
 /// The channels between the two ends.
 pub(crate) struct Ends {
     pub(crate) control: (Sender, Receiver),
+    /// Round trips, by length of ring.
+    pub(crate) ping: [(Sender, Receiver); 2],
+    pub(crate) checked: [(Sender, Receiver); 2],
     pub(crate) plain: (Sender, Receiver),
-    pub(crate) checked: (Sender, Receiver),
     pub(crate) bulk: (Sender, Receiver),
     pub(crate) page_bytes: u64,
     _connection: Connection,
@@ -61,24 +72,32 @@ impl Ends {
             ring_lines: 1024,
             ..ChannelSpec::default()
         };
+        let short = |i: usize, check| ChannelSpec {
+            ring_lines: PING_LINES[i],
+            check,
+            ..spec
+        };
         let bulk = ChannelSpec {
             ring_lines: 1 << 16,
             ..spec
         };
         let mut ends = Self {
             control: connection.channel("control", spec)?,
+            ping: [
+                connection.channel("ping", short(0, false))?,
+                connection.channel("long", short(1, false))?,
+            ],
+            checked: [
+                connection.channel("checked", short(0, true))?,
+                connection.channel("checked-long", short(1, true))?,
+            ],
             plain: connection.channel("plain", spec)?,
-            checked: connection.channel("checked", ChannelSpec { check: true, ..spec })?,
             bulk: connection.channel("bulk", bulk)?,
             page_bytes: connection.facts().page_bytes,
             _connection: connection,
         };
-        for (tx, rx) in [
-            &mut ends.control,
-            &mut ends.plain,
-            &mut ends.checked,
-            &mut ends.bulk,
-        ] {
+        let single = [&mut ends.control, &mut ends.plain, &mut ends.bulk];
+        for (tx, rx) in single.into_iter().chain(&mut ends.ping).chain(&mut ends.checked) {
             tx.wait_connected(LONG)?;
             rx.wait_connected(LONG)?;
         }
@@ -132,8 +151,8 @@ fn serve(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         match job.what {
             FLOOR => floor.answer(job.count),
             TURNS => turns.answer(job.count),
-            ECHO => echo(&mut ends.plain, &mut buf, job.count)?,
-            ECHO_CHECKED => echo(&mut ends.checked, &mut buf, job.count)?,
+            ECHO => echo(&mut ends.ping[ping(size)], &mut buf, job.count)?,
+            ECHO_CHECKED => echo(&mut ends.checked[ping(size)], &mut buf, job.count)?,
             DRAIN => drain(&mut ends.plain.1, &mut buf[..size], job.count)?,
             DRAIN_BULK => drain(&mut ends.bulk.1, &mut buf[..size], job.count)?,
             DRAIN_BATCHES => drain_batches(&mut ends.plain.1, size, &mut buf, job.count)?,

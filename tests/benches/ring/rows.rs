@@ -216,9 +216,9 @@ impl Bench {
         let n = if size > 1000 { n / 4 } else { n };
         self.job(what, size, n, |b| {
             let (tx, rx) = if what == child::ECHO {
-                &mut b.ends.plain
+                &mut b.ends.ping[child::ping(size)]
             } else {
-                &mut b.ends.checked
+                &mut b.ends.checked[child::ping(size)]
             };
             let mut buf = vec![7; size];
             runs(n, || {
