@@ -266,8 +266,9 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             let mark = self.ring.load(at as usize * LINE_WORDS + LINE_WORDS - 1, Acquire); // C1
             if !line::is_due(mark, self.lane.to_consumer, self.seq) {
                 // The poll that finds nothing is the one whose length a message has to wait for.
-                self.empty_polls = self.empty_polls.wrapping_add(1);
-                if !self.empty_polls.is_multiple_of(LOOK_EVERY) && self.corrupt.is_none() {
+                let polls = self.empty_polls.wrapping_add(1);
+                if !polls.is_multiple_of(LOOK_EVERY) && self.corrupt.is_none() {
+                    self.empty_polls = polls;
                     return Err(RecvError::Empty);
                 }
                 return Err(self.idle());
@@ -425,6 +426,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     #[inline(never)]
     fn idle(&mut self) -> RecvError {
         self.look_starved();
+        self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(OVERDUE_EVERY) {
             self.look_overdue();
         }
