@@ -229,9 +229,18 @@ mod tests {
     proptest! {
         /// Whatever a peer stores, decoding gives a head inside the lane's limits or none.
         #[test]
-        fn decoding_never_exceeds_the_ring(words: [u64; 8], kind in 0u8..32, len: u8, ordered: bool) {
+        fn decoding_never_exceeds_the_ring(
+            words: [u64; 8],
+            near in prop::option::of((0u64..6000, 0u64..200)),
+            kind in 0u8..32,
+            len in prop_oneof![Just(0u8), any::<u8>()],
+            ordered: bool,
+        ) {
             let order = if ordered { Order::Ordered } else { Order::Relaxed };
             let mut line = Line(words);
+            if let Some((size, count)) = near {
+                line.0[0] = size | count << 32; // at the limits, where random words hardly ever are
+            }
             line.0[7] = KEY.identity(5) | u64::from(kind) << 48 | u64::from(len) << 56;
             line.0[6] = line.0[6] as u32 as u64 | u64::from(KEY.guard) << 32;
             if let Decoded::Sound(h) = decode(&line, KEY, order, 64, 4032) {
