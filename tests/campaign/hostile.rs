@@ -27,6 +27,16 @@ use crate::{
 };
 
 const RING_LINES: u64 = 256;
+/// Every message carries a check: without one, a peer that alters its own message before it is read has sent another
+/// message, and nobody could tell.
+fn spec() -> ChannelSpec {
+    ChannelSpec {
+        ring_lines: RING_LINES,
+        check: true,
+        ..ChannelSpec::default()
+    }
+}
+
 const WATCHDOG: Duration = Duration::from_secs(20);
 /// The window is small, so that random stores often hit what matters.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -187,14 +197,10 @@ fn socket_flood(venue: &Venue, rng: &mut Rng) -> Result<u64, String> {
 /// use; before any session, or in the middle of one.
 fn scribble(venue: &Venue, rng: &mut Rng, in_session: bool, aimed: bool) -> Result<u64, String> {
     let (link, tap) = Tap::open(venue)?;
-    let spec = ChannelSpec {
-        ring_lines: RING_LINES,
-        ..ChannelSpec::default()
-    };
     let mut lines = 0;
     if in_session {
         let connection = Connection::open(Box::new(link), &Options::default()).map_err(|e| e.to_string())?;
-        let (mut tx, mut rx) = connection.channel("traffic", spec).map_err(|e| e.to_string())?;
+        let (mut tx, mut rx) = connection.channel("traffic", spec()).map_err(|e| e.to_string())?;
         tx.wait_connected(WATCHDOG).map_err(|e| e.to_string())?;
         let source = rng.next();
         let mut buf = vec![0; 8192];
@@ -327,11 +333,7 @@ impl Link for Tap {
 fn meet(venue: &Venue, rng: &mut Rng) -> Result<u64, String> {
     let link = venue.open(1, WINDOW_BYTES)?;
     let connection = Connection::open(link, &Options::default()).map_err(|e| e.to_string())?;
-    let spec = ChannelSpec {
-        ring_lines: RING_LINES,
-        ..ChannelSpec::default()
-    };
-    let ends = connection.channel("traffic", spec).map_err(|e| e.to_string())?;
+    let ends = connection.channel("traffic", spec()).map_err(|e| e.to_string())?;
     let mut traffic = Traffic::new(ends, rng.next());
     let start = Instant::now();
     while traffic.checker.received < 200 || traffic.number < 200 {
@@ -472,11 +474,7 @@ fn serve(address: &str) -> Result<(), String> {
     };
     let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
     let connection = Connection::open(opened.link, &Options::default()).map_err(|e| e.to_string())?;
-    let spec = ChannelSpec {
-        ring_lines: RING_LINES,
-        ..ChannelSpec::default()
-    };
-    let ends = connection.channel("traffic", spec).map_err(|e| e.to_string())?;
+    let ends = connection.channel("traffic", spec()).map_err(|e| e.to_string())?;
     let mut traffic = Traffic::new(ends, u64::from(std::process::id()));
     loop {
         traffic.step()?;
