@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! # use ntb::conformance::{PortFixture, PORT_CASES};
-//! # fn fixture() -> Box<dyn PortFixture> { unimplemented!() }
+//! # fn fixture() -> Box<dyn PortFixture> { loop {} }
 //! for (name, case) in PORT_CASES {
 //!     println!("{name}");
 //!     case(&*fixture());
