@@ -137,9 +137,11 @@ impl Probe {
             .map(|l| l % (PAGE_LINES + self.ring_lines))
     }
 
-    fn linger() {
+    /// Long enough for a kill to hit; longer where a phase is rare.
+    fn linger(phase: Phase) {
+        let time = Duration::from_micros(if phase == Phase::Credit { 40 } else { 2 });
         let start = Instant::now();
-        while start.elapsed() < Duration::from_micros(2) {
+        while start.elapsed() < time {
             std::hint::spin_loop();
         }
     }
@@ -147,9 +149,9 @@ impl Probe {
     fn during(&mut self, phase: Phase, store: impl FnOnce(&mut Engine)) {
         let before = self.board.phase();
         self.board.set(phase);
-        Self::linger();
+        Self::linger(phase);
         store(&mut self.inner);
-        Self::linger();
+        Self::linger(phase);
         if let Some((phase, _)) = PHASES.iter().find(|(p, _)| *p as u64 == before) {
             self.board.set(*phase);
         }
