@@ -27,16 +27,6 @@ pub enum OpenError {
         /// What there is instead, or what to look at.
         hint: String,
     },
-    /// The function exists but is not, or not usable as, an NTB.
-    #[error("{address} cannot be used as an NTB: {found}. {remedy}")]
-    WrongMode {
-        /// The address.
-        address: String,
-        /// What was found.
-        found: String,
-        /// Which setting is needed.
-        remedy: String,
-    },
     /// Another driver, or none, holds the function.
     #[error(
         "{address} is held by {}, and must be held by vfio-pci: run 'modprobe vfio-pci; driverctl set-override \
@@ -128,7 +118,6 @@ impl OpenError {
     pub fn name(&self) -> &'static str {
         match self {
             Self::NoDevice { .. } => "no-device",
-            Self::WrongMode { .. } => "wrong-mode",
             Self::WrongDriver { .. } => "wrong-driver",
             Self::GroupNotViable { .. } => "group-not-viable",
             Self::NoIommu { .. } => "no-iommu",
@@ -144,9 +133,7 @@ impl OpenError {
     /// Exit class.
     pub fn class(&self) -> ExitClass {
         match self {
-            Self::NoDevice { .. } | Self::WrongMode { .. } | Self::NodeMissing { .. } => {
-                ExitClass::NoHardware
-            }
+            Self::NoDevice { .. } | Self::NodeMissing { .. } => ExitClass::NoHardware,
             Self::WrongDriver { .. }
             | Self::GroupNotViable { .. }
             | Self::NoIommu { .. }
