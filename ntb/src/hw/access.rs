@@ -88,32 +88,6 @@ impl Regs {
         self.function.write(self.bar, reg.offset().into(), bits)
     }
 
-    /// Clears bits and waits until the device has done it: a read pushes the posted write ahead of itself.
-    ///
-    /// Without that, a doorbell that arrives while the clear is on its way to the device is cleared with the old one,
-    /// although whoever clears has looked at memory before its data came: a lost wake-up.
-    pub fn clear_now<W, V, A>(&self, reg: Reg<W, W1c>, bits: W, witness: Reg<V, A>) -> Result<(), NtbError>
-    where
-        W: Width,
-        V: Width,
-        A: Readable,
-    {
-        self.clear(reg, bits)?;
-        self.read_witnessed(reg, witness).map(drop)
-    }
-
-    /// Writes a register and waits until the device has it: see [`Regs::clear_now`].
-    pub fn write_now<W, A, V, B>(&self, reg: Reg<W, A>, value: W, witness: Reg<V, B>) -> Result<(), NtbError>
-    where
-        W: Width,
-        A: Readable + Writable,
-        V: Width,
-        B: Readable,
-    {
-        self.write(reg, value)?;
-        self.read_witnessed(reg, witness).map(drop)
-    }
-
     /// Writes a register and demands that it reads back the same. `hint` says what a difference means.
     pub fn write_back<W: Width, A: Readable + Writable>(
         &self,

@@ -159,6 +159,12 @@ impl Epf {
     }
 }
 
+impl Drop for Epf {
+    fn drop(&mut self) {
+        super::end(self);
+    }
+}
+
 fn windows(regs: &Regs, layout: &EpfLayout) -> Result<Vec<WindowInfo>, NtbError> {
     let count = regs.read_live(r::MW_COUNT)?;
     if count == 0 || count > r::MW_MAX {

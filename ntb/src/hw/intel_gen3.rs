@@ -3,35 +3,23 @@
 //! Sequences follow the Linux driver `ntb_hw_gen3`. Topology and link status are in configuration space; an inbound
 //! window has a second limit register on the external side.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::sync::Arc;
 
 use super::{
-    Family, LinkReport, LinkState, NtbError, NtbPort, Role, WindowInfo,
+    Family, LinkState, NtbError, Role, WindowInfo,
     access::Regs,
-    check_doorbells, check_translation,
-    events::Events,
     inferred::INTEL_XBASE_CLOSED,
-    mode, peer_answered,
+    latched::{Core, Hardware, Latched},
+    mode,
     regs::{Reg, Rw, intel_gen3 as r},
-    scratchpad, window,
 };
 use crate::pci::{
-    Bar, Function, PciFunction,
+    Bar, PciFunction,
     config::{self, LinkRate},
 };
 
-/// MSI-X vector of all doorbells.
-const DOORBELL_VECTOR: u8 = 0;
-/// MSI-X vector of the link: any but the one that the erratum spoils.
-const LINK_VECTOR: u8 = 1;
-
 #[derive(Debug)]
-pub(super) struct IntelGen3 {
-    regs: Regs,
-    role: Role,
-    windows: [WindowInfo; 2],
-    events: Events,
-}
+pub(super) enum IntelGen3 {}
 
 /// Registers of one inbound window.
 struct Window {
@@ -56,66 +44,12 @@ const WINDOWS: [Window; 2] = [
     },
 ];
 
-impl IntelGen3 {
-    pub(super) fn open(function: &Arc<dyn PciFunction>) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), Family::IntelSkx)?;
-        let role = topology(&**function)?;
-        let facts = |bar| -> Result<WindowInfo, NtbError> {
-            let bytes = function.bar_or_error(bar)?.bytes;
-            Ok(WindowInfo {
-                bar,
-                offset: 0,
-                bytes,
-                address_align: bytes,
-                size_align: 4096,
-            })
-        };
-        Ok(Self {
-            windows: [facts(Bar::B2)?, facts(Bar::B4)?],
-            regs,
-            role,
-            events: Events::new(r::DOORBELL_MASK)?,
-        })
-    }
-
-    fn route_interrupts(&self) -> Result<(), NtbError> {
-        self.regs
-            .write(r::IM_INT_DISABLE, r::DOORBELL_MASK | r::LINK_BITS)?;
-        for (bit, vector) in r::INTVEC.iter().enumerate() {
-            let link = bit == r::LINK_BIT as usize;
-            self.regs
-                .write(vector, if link { LINK_VECTOR } else { DOORBELL_VECTOR })?;
-        }
-        self.regs.function().set_vectors(&[
-            (DOORBELL_VECTOR.into(), self.events.doorbell_fd()),
-            (LINK_VECTOR.into(), self.events.link_fd()),
-        ])?;
-        Ok(())
-    }
-
-    fn registers(&self, index: usize) -> Result<(&WindowInfo, &'static Window), NtbError> {
-        let info = window(&self.windows, index)?;
-        let registers = WINDOWS.get(index).ok_or(NtbError::NoWindow {
-            window: index,
-            windows: WINDOWS.len(),
-        })?;
-        Ok((info, registers))
-    }
-
-    /// Sets both limits `bytes` behind the start of their BARs.
-    fn set_limits(
-        &self,
-        info: &WindowInfo,
-        reg: &Window,
-        bytes: u64,
-        hint: &'static str,
-    ) -> Result<(), NtbError> {
-        let bar = self.function().bar_address(info.bar)?;
-        self.regs.write_back(reg.limit, bar.wrapping_add(bytes), hint)?;
-        let external = self.regs.read_live(reg.external_bar)? & !0xF;
-        self.regs
-            .write_back(reg.external_limit, external.wrapping_add(bytes), hint)
-    }
+pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Latched<IntelGen3>, NtbError> {
+    let regs = Regs::new(Arc::clone(function), family)?;
+    let role = topology(&**function)?;
+    let align = |bytes| bytes;
+    let core = Core::new(regs, family, role, &[Bar::B2, Bar::B4], align, r::DOORBELL_MASK)?;
+    Ok(Latched::new(core))
 }
 
 fn topology(function: &dyn PciFunction) -> Result<Role, NtbError> {
@@ -129,38 +63,55 @@ fn topology(function: &dyn PciFunction) -> Result<Role, NtbError> {
     mode::intel_gen3(ppd).map_err(|e| e.of(function.name()))
 }
 
-impl NtbPort for IntelGen3 {
-    fn family(&self) -> Family {
-        Family::IntelSkx
+/// Sets both limits `bytes` behind the start of their BARs.
+fn set_limits(
+    core: &Core,
+    info: &WindowInfo,
+    reg: &Window,
+    bytes: u64,
+    hint: &'static str,
+) -> Result<(), NtbError> {
+    let bar = core.regs.function().bar_address(info.bar)?;
+    core.regs.write_back(reg.limit, bar.wrapping_add(bytes), hint)?;
+    let external = core.regs.read_live(reg.external_bar)? & !0xF;
+    core.regs
+        .write_back(reg.external_limit, external.wrapping_add(bytes), hint)
+}
+
+impl Hardware for IntelGen3 {
+    const DOORBELLS: u64 = r::DOORBELL_MASK;
+    const SPADS: usize = r::SPADS;
+    const SPADS_ACROSS: bool = true;
+
+    fn alive(core: &Core) -> Result<(), NtbError> {
+        core.regs.read_live(r::NTBCNTL).map(drop)
     }
 
-    fn function(&self) -> &Arc<dyn PciFunction> {
-        self.regs.function()
+    fn connect_interrupts(core: &Core) -> Result<(), NtbError> {
+        core.regs
+            .write(r::IM_INT_DISABLE, r::DOORBELL_MASK | r::LINK_BITS)?;
+        core.route_to_two_vectors(r::INTVEC.iter(), r::LINK_BIT)
     }
 
-    fn role(&self) -> Role {
-        self.role
-    }
-
-    fn enable_link(&self) -> Result<(), NtbError> {
-        self.regs.write(r::SPCICMD, r::SPCICMD_VALUE)?;
-        let control = self.regs.read_live(r::NTBCNTL)?;
+    fn enable_link(core: &Core) -> Result<(), NtbError> {
+        core.regs.write(r::SPCICMD, r::SPCICMD_VALUE)?;
+        let control = core.regs.read_live(r::NTBCNTL)?;
         let control = control & !(r::NTBCNTL_LINK_DISABLE | r::NTBCNTL_CFG_LOCK) | r::NTBCNTL_SNOOP;
-        self.regs
+        core.regs
             .write_back(r::NTBCNTL, control, "the link was not enabled")
     }
 
-    fn disable_link(&self) -> Result<(), NtbError> {
-        let control = self.regs.read_live(r::NTBCNTL)?;
+    fn disable_link(core: &Core) -> Result<(), NtbError> {
+        let control = core.regs.read_live(r::NTBCNTL)?;
         let control = control & !r::NTBCNTL_SNOOP | r::NTBCNTL_LINK_DISABLE | r::NTBCNTL_CFG_LOCK;
-        self.regs
+        core.regs
             .write_back(r::NTBCNTL, control, "the link was not taken down")
     }
 
-    fn link(&self) -> Result<LinkState, NtbError> {
-        let status = config::read16(&**self.function(), r::cfg::LINK_STATUS.offset())?;
+    fn link(core: &Core) -> Result<LinkState, NtbError> {
+        let status = config::read16(&**core.regs.function(), r::cfg::LINK_STATUS.offset())?;
         if status == u16::MAX {
-            return Err(self.regs.gone(r::cfg::LINK_STATUS.name()));
+            return Err(core.regs.gone(r::cfg::LINK_STATUS.name()));
         }
         if status & r::LINK_STATUS_ACTIVE == 0 {
             return Ok(LinkState::Down);
@@ -168,136 +119,54 @@ impl NtbPort for IntelGen3 {
         Ok(LinkState::Up(LinkRate::from_bits(status)))
     }
 
-    fn take_link_report(&self) -> Result<LinkReport, NtbError> {
-        // In this order, so that a change after the read of the state raises a new event.
-        let interrupts = self.events.link.take()?;
-        self.regs.clear(r::IM_INT_STATUS, r::LINK_BITS)?;
-        Ok(LinkReport {
-            state: self.link()?,
-            interrupts,
-            peer_left: false,
-        })
+    fn acknowledge_link(core: &Core) -> Result<bool, NtbError> {
+        core.regs.clear(r::IM_INT_STATUS, r::LINK_BITS)?;
+        Ok(false)
     }
 
-    fn link_event(&self) -> BorrowedFd<'_> {
-        self.events.link_fd()
-    }
-
-    fn windows(&self) -> &[WindowInfo] {
-        &self.windows
-    }
-
-    fn open_window(&self, window: usize, iova: u64, bytes: u64) -> Result<(), NtbError> {
-        check_translation(&self.windows, window, iova, bytes)?;
-        let (info, reg) = self.registers(window)?;
-        self.regs.write_back(
+    fn open_window(core: &Core, window: usize, iova: u64, bytes: u64) -> Result<(), NtbError> {
+        let (info, reg) = core.window(window, &WINDOWS)?;
+        core.regs.write_back(
             reg.base,
             iova,
             "the address needs more alignment or bits than the hardware keeps",
         )?;
-        self.set_limits(info, reg, bytes, "the BAR is not where the kernel says it is")
+        set_limits(
+            core,
+            info,
+            reg,
+            bytes,
+            "the BAR is not where the kernel says it is",
+        )
     }
 
-    fn close_window(&self, window: usize) -> Result<(), NtbError> {
-        let (info, reg) = self.registers(window)?;
+    fn close_window(core: &Core, window: usize) -> Result<(), NtbError> {
+        let (info, reg) = core.window(window, &WINDOWS)?;
         let hint = "the window could not be closed";
-        self.regs.write_back(reg.base, INTEL_XBASE_CLOSED, hint)?;
-        self.set_limits(info, reg, 0, hint)
+        core.regs.write_back(reg.base, INTEL_XBASE_CLOSED, hint)?;
+        set_limits(core, info, reg, 0, hint)
     }
 
-    fn doorbell_bits(&self) -> u64 {
-        r::DOORBELL_MASK
+    fn ring(core: &Core, bits: u64) -> Result<(), NtbError> {
+        core.ring_each(r::IM_DOORBELL.iter(), bits)
     }
 
-    fn ring_peer(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        for (n, doorbell) in r::IM_DOORBELL.iter().enumerate() {
-            if bits >> n & 1 != 0 {
-                self.regs.write(doorbell, 1)?;
-            }
+    fn latched(core: &Core) -> Result<u64, NtbError> {
+        core.regs.read_live(r::IM_INT_STATUS)
+    }
+
+    fn unlatch(core: &Core, bits: u64) -> Result<(), NtbError> {
+        Ok(core.regs.clear(r::IM_INT_STATUS, bits)?)
+    }
+
+    fn write_mask(core: &Core, mask: u64) -> Result<(), NtbError> {
+        Ok(core.regs.write(r::IM_INT_DISABLE, mask)?)
+    }
+
+    fn scratchpad(_: &Core, index: usize, peers: bool) -> Option<Reg<u32, Rw>> {
+        match peers {
+            true => r::B2B_SPAD.get(index),
+            false => r::IM_SPAD.get(index),
         }
-        Ok(())
-    }
-
-    fn doorbells(&self) -> Result<u64, NtbError> {
-        Ok(self.regs.read_live(r::IM_INT_STATUS)? & r::DOORBELL_MASK)
-    }
-
-    fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        self.regs.clear_now(r::IM_INT_STATUS, bits, r::NTBCNTL)
-    }
-
-    fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        let mut mask = self.events.mask();
-        self.regs.write_now(r::IM_INT_DISABLE, *mask | bits, r::NTBCNTL)?;
-        *mask |= bits;
-        Ok(())
-    }
-
-    fn unmask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        let mut mask = self.events.mask();
-        self.regs.write(r::IM_INT_DISABLE, *mask & !bits)?;
-        *mask &= !bits;
-        Ok(())
-    }
-
-    fn masked_doorbells(&self) -> u64 {
-        *self.events.mask()
-    }
-
-    fn doorbell_event(&self) -> BorrowedFd<'_> {
-        self.events.doorbell_fd()
-    }
-
-    fn take_doorbells(&self, bits: u64) -> Result<u64, NtbError> {
-        self.events.doorbell.take()?;
-        let set = self.doorbells()? & bits;
-        if set != 0 {
-            self.clear_doorbells(set)?;
-        }
-        Ok(set)
-    }
-
-    fn scratchpads(&self) -> usize {
-        r::SPADS
-    }
-
-    fn scratchpad(&self, index: usize) -> Result<u32, NtbError> {
-        self.regs
-            .read_witnessed(scratchpad(r::IM_SPAD, index)?, r::NTBCNTL)
-    }
-
-    fn set_scratchpad(&self, index: usize, value: u32) -> Result<(), NtbError> {
-        Ok(self.regs.write(scratchpad(r::IM_SPAD, index)?, value)?)
-    }
-
-    fn peer_scratchpad(&self, index: usize) -> Result<u32, NtbError> {
-        let value = self.regs.read(scratchpad(r::B2B_SPAD, index)?)?;
-        peer_answered(self, value)
-    }
-
-    fn set_peer_scratchpad(&self, index: usize, value: u32) -> Result<(), NtbError> {
-        Ok(self.regs.write(scratchpad(r::B2B_SPAD, index)?, value)?)
-    }
-
-    fn quiesce(&self) -> Result<(), NtbError> {
-        self.regs.read_live(r::NTBCNTL)?;
-        self.route_interrupts()?;
-        self.mask_doorbells(r::DOORBELL_MASK)?;
-        self.disable_link()?;
-        for window in 0..self.windows.len() {
-            self.close_window(window)?;
-        }
-        for spad in r::IM_SPAD.iter() {
-            self.regs.write(spad, 0)?;
-        }
-        self.regs
-            .clear(r::IM_INT_STATUS, r::LINK_BITS | r::DOORBELL_MASK)?;
-        self.events.doorbell.take()?;
-        self.events.link.take()?;
-        Ok(())
     }
 }

@@ -2,33 +2,20 @@
 //!
 //! Sequences follow the Linux driver `ntb_hw_gen4`, which is known to work on the hardware.
 
-use std::{os::fd::BorrowedFd, sync::Arc};
+use std::sync::Arc;
 
 use super::{
-    Family, LinkReport, LinkState, NtbError, NtbPort, Role, WindowInfo,
+    Family, LinkState, NtbError, Role,
     access::Regs,
-    check_doorbells, check_translation,
-    events::Events,
     inferred::INTEL_XBASE_CLOSED,
-    mode, peer_answered,
+    latched::{Core, Hardware, Latched},
+    mode,
     regs::{Reg, Rw, intel_gen4 as r},
-    scratchpad, window,
 };
-use crate::pci::{Bar, Function, PciFunction, config::LinkRate};
-
-/// MSI-X vector of all doorbells.
-const DOORBELL_VECTOR: u8 = 0;
-/// MSI-X vector of the link.
-const LINK_VECTOR: u8 = 1;
+use crate::pci::{Bar, PciFunction, config::LinkRate};
 
 #[derive(Debug)]
-pub(super) struct IntelGen4 {
-    regs: Regs,
-    family: Family,
-    role: Role,
-    windows: [WindowInfo; 2],
-    events: Events,
-}
+pub(super) enum IntelGen4 {}
 
 /// Registers of one inbound window.
 struct Window {
@@ -50,64 +37,16 @@ const WINDOWS: [Window; 2] = [
     },
 ];
 
-impl IntelGen4 {
-    pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Self, NtbError> {
-        let regs = Regs::new(Arc::clone(function), family)?;
-        let role = topology(&regs, family)?;
-        let facts = |bar| -> Result<WindowInfo, NtbError> {
-            let bytes = function.bar_or_error(bar)?.bytes;
-            Ok(WindowInfo {
-                bar,
-                offset: 0,
-                bytes,
-                address_align: if family == Family::IntelIcx { bytes } else { 4096 },
-                size_align: 4096,
-            })
-        };
-        Ok(Self {
-            windows: [facts(Bar::B2)?, facts(Bar::B4)?],
-            regs,
-            family,
-            role,
-            events: Events::new(r::DOORBELL_MASK)?,
-        })
-    }
+pub(super) fn open(function: &Arc<dyn PciFunction>, family: Family) -> Result<Latched<IntelGen4>, NtbError> {
+    let regs = Regs::new(Arc::clone(function), family)?;
+    let role = topology(&regs, family)?;
+    let align = |bytes| if family == Family::IntelIcx { bytes } else { 4096 };
+    let core = Core::new(regs, family, role, &[Bar::B2, Bar::B4], align, r::DOORBELL_MASK)?;
+    Ok(Latched::new(core))
+}
 
-    /// All doorbells on one vector, the link on another. The reset values are not relied upon.
-    fn route_interrupts(&self) -> Result<(), NtbError> {
-        self.regs
-            .write(r::IM_INT_DISABLE, r::DOORBELL_MASK | 1 << r::LINK_BIT)?;
-        for (bit, vector) in r::INTVEC.iter().enumerate() {
-            let link = bit == r::LINK_BIT as usize;
-            self.regs
-                .write(vector, if link { LINK_VECTOR } else { DOORBELL_VECTOR })?;
-        }
-        self.regs.function().set_vectors(&[
-            (DOORBELL_VECTOR.into(), self.events.doorbell_fd()),
-            (LINK_VECTOR.into(), self.events.link_fd()),
-        ])?;
-        Ok(())
-    }
-
-    fn acknowledge_link(&self) -> Result<(), NtbError> {
-        // The slot's bit holds the interrupt's: it goes first.
-        self.regs.clear(r::SLOTSTS, r::SLOTSTS_DLLSCS)?;
-        self.regs.clear(r::IM_INT_STATUS, 1 << r::LINK_BIT)?;
-        Ok(())
-    }
-
-    fn has_ltr(&self) -> bool {
-        self.family != Family::IntelIcx
-    }
-
-    fn registers(&self, index: usize) -> Result<(&WindowInfo, &'static Window), NtbError> {
-        let info = window(&self.windows, index)?;
-        let registers = WINDOWS.get(index).ok_or(NtbError::NoWindow {
-            window: index,
-            windows: WINDOWS.len(),
-        })?;
-        Ok((info, registers))
-    }
+fn has_ltr(core: &Core) -> bool {
+    core.family != Family::IntelIcx
 }
 
 /// Which end of the link the port is; anything else cannot be used.
@@ -116,34 +55,36 @@ fn topology(regs: &Regs, family: Family) -> Result<Role, NtbError> {
     mode::intel_gen4(family, ppd1).map_err(|e| e.of(regs.function().name()))
 }
 
-impl NtbPort for IntelGen4 {
-    fn family(&self) -> Family {
-        self.family
+impl Hardware for IntelGen4 {
+    const DOORBELLS: u64 = r::DOORBELL_MASK;
+    const SPADS: usize = r::SPADS;
+    const SPADS_ACROSS: bool = true;
+
+    fn alive(core: &Core) -> Result<(), NtbError> {
+        core.regs.read_live(r::PPD1).map(drop)
     }
 
-    fn function(&self) -> &Arc<dyn PciFunction> {
-        self.regs.function()
+    fn connect_interrupts(core: &Core) -> Result<(), NtbError> {
+        core.regs
+            .write(r::IM_INT_DISABLE, r::DOORBELL_MASK | 1 << r::LINK_BIT)?;
+        core.route_to_two_vectors(r::INTVEC.iter(), r::LINK_BIT)
     }
 
-    fn role(&self) -> Role {
-        self.role
-    }
-
-    fn enable_link(&self) -> Result<(), NtbError> {
-        if self.has_ltr() {
-            self.regs.write(r::LTR_ACTIVE, r::LTR_ACTIVE_VALUE)?;
-            self.regs.write(r::LTR_IDLE, r::LTR_IDLE_VALUE)?;
-            self.regs.write(r::LTR_SWSEL, r::LTR_SWSEL_ACTIVE)?;
+    fn enable_link(core: &Core) -> Result<(), NtbError> {
+        if has_ltr(core) {
+            core.regs.write(r::LTR_ACTIVE, r::LTR_ACTIVE_VALUE)?;
+            core.regs.write(r::LTR_IDLE, r::LTR_IDLE_VALUE)?;
+            core.regs.write(r::LTR_SWSEL, r::LTR_SWSEL_ACTIVE)?;
         }
-        self.regs.write(r::NTBCNTL, r::NTBCNTL_SNOOP)?;
-        let control = self.regs.read_live(r::LINK_CTRL)?;
-        self.regs.write(r::LINK_CTRL, control & !r::LINK_CTRL_DISABLE)?;
-        let wrote = self.regs.read_live(r::PPD0)? | r::PPD0_TRAIN;
-        self.regs.write(r::PPD0, wrote)?;
-        let read = self.regs.read_live(r::PPD0)?;
+        core.regs.write(r::NTBCNTL, r::NTBCNTL_SNOOP)?;
+        let control = core.regs.read_live(r::LINK_CTRL)?;
+        core.regs.write(r::LINK_CTRL, control & !r::LINK_CTRL_DISABLE)?;
+        let wrote = core.regs.read_live(r::PPD0)? | r::PPD0_TRAIN;
+        core.regs.write(r::PPD0, wrote)?;
+        let read = core.regs.read_live(r::PPD0)?;
         if read & r::PPD0_TRAIN == 0 {
             return Err(NtbError::TrainingRefused {
-                device: self.function().name().to_owned(),
+                device: core.regs.function().name().to_owned(),
                 register: r::PPD0.name(),
                 wrote: wrote.into(),
                 read: read.into(),
@@ -152,175 +93,90 @@ impl NtbPort for IntelGen4 {
         Ok(())
     }
 
-    fn disable_link(&self) -> Result<(), NtbError> {
-        let snoop = self.regs.read_live(r::NTBCNTL)?;
-        self.regs.write(r::NTBCNTL, snoop & !r::NTBCNTL_SNOOP)?;
-        let control = self.regs.read_live(r::LINK_CTRL)?;
-        self.regs.write_back(
+    fn disable_link(core: &Core) -> Result<(), NtbError> {
+        let snoop = core.regs.read_live(r::NTBCNTL)?;
+        core.regs.write(r::NTBCNTL, snoop & !r::NTBCNTL_SNOOP)?;
+        let control = core.regs.read_live(r::LINK_CTRL)?;
+        core.regs.write_back(
             r::LINK_CTRL,
             control | r::LINK_CTRL_DISABLE,
             "the link was not taken down",
         )?;
-        if self.has_ltr() {
-            self.regs.write(r::LTR_SWSEL, r::LTR_SWSEL_IDLE)?;
+        if has_ltr(core) {
+            core.regs.write(r::LTR_SWSEL, r::LTR_SWSEL_IDLE)?;
         }
         Ok(())
     }
 
-    fn link(&self) -> Result<LinkState, NtbError> {
-        let status = self.regs.read_live(r::LINK_STATUS)?;
+    fn link(core: &Core) -> Result<LinkState, NtbError> {
+        let status = core.regs.read_live(r::LINK_STATUS)?;
         if status & r::LINK_STATUS_ACTIVE == 0 {
             return Ok(LinkState::Down);
         }
         Ok(LinkState::Up(LinkRate::from_bits(status)))
     }
 
-    fn take_link_report(&self) -> Result<LinkReport, NtbError> {
-        // In this order, so that a change after the read of the state raises a new event.
-        let interrupts = self.events.link.take()?;
-        self.acknowledge_link()?;
-        Ok(LinkReport {
-            state: self.link()?,
-            interrupts,
-            peer_left: false,
-        })
+    fn acknowledge_link(core: &Core) -> Result<bool, NtbError> {
+        // The slot's bit holds the interrupt's: it goes first.
+        core.regs.clear(r::SLOTSTS, r::SLOTSTS_DLLSCS)?;
+        core.regs.clear(r::IM_INT_STATUS, 1 << r::LINK_BIT)?;
+        Ok(false)
     }
 
-    fn link_event(&self) -> BorrowedFd<'_> {
-        self.events.link_fd()
-    }
-
-    fn windows(&self) -> &[WindowInfo] {
-        &self.windows
-    }
-
-    fn open_window(&self, window: usize, iova: u64, bytes: u64) -> Result<(), NtbError> {
-        check_translation(&self.windows, window, iova, bytes)?;
-        let (info, reg) = self.registers(window)?;
-        let bar = self.function().bar_address(info.bar)?;
-        self.regs.write_back(
+    fn open_window(core: &Core, window: usize, iova: u64, bytes: u64) -> Result<(), NtbError> {
+        let (info, reg) = core.window(window, &WINDOWS)?;
+        let bar = core.regs.function().bar_address(info.bar)?;
+        core.regs.write_back(
             reg.base,
             iova,
             "the address needs more alignment or bits than the hardware keeps",
         )?;
-        self.regs.write_back(
+        core.regs.write_back(
             reg.limit,
             bar.wrapping_add(bytes),
             "the BAR is not where the kernel says it is",
         )?;
-        if self.family == Family::IntelIcx {
+        if core.family == Family::IntelIcx {
             // The size is not zero: checked above.
             let log2 = bytes.checked_ilog2().unwrap_or(0) as u16;
-            self.regs
+            core.regs
                 .write_back(reg.index, log2, "the window's size was not taken")?;
         }
         Ok(())
     }
 
-    fn close_window(&self, window: usize) -> Result<(), NtbError> {
-        let (info, reg) = self.registers(window)?;
-        let bar = self.function().bar_address(info.bar)?;
+    fn close_window(core: &Core, window: usize) -> Result<(), NtbError> {
+        let (info, reg) = core.window(window, &WINDOWS)?;
+        let bar = core.regs.function().bar_address(info.bar)?;
         let hint = "the window could not be closed";
-        self.regs.write_back(reg.base, INTEL_XBASE_CLOSED, hint)?;
-        self.regs.write_back(reg.limit, bar, hint)?;
-        if self.family == Family::IntelIcx {
-            self.regs.write(reg.index, r::BASEIDX_CLOSED)?;
+        core.regs.write_back(reg.base, INTEL_XBASE_CLOSED, hint)?;
+        core.regs.write_back(reg.limit, bar, hint)?;
+        if core.family == Family::IntelIcx {
+            core.regs.write(reg.index, r::BASEIDX_CLOSED)?;
         }
         Ok(())
     }
 
-    fn doorbell_bits(&self) -> u64 {
-        r::DOORBELL_MASK
+    fn ring(core: &Core, bits: u64) -> Result<(), NtbError> {
+        core.ring_each(r::IM_DOORBELL.iter(), bits)
     }
 
-    fn ring_peer(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        for (n, doorbell) in r::IM_DOORBELL.iter().enumerate() {
-            if bits >> n & 1 != 0 {
-                self.regs.write(doorbell, 1)?;
-            }
+    fn latched(core: &Core) -> Result<u64, NtbError> {
+        core.regs.read_live(r::IM_INT_STATUS)
+    }
+
+    fn unlatch(core: &Core, bits: u64) -> Result<(), NtbError> {
+        Ok(core.regs.clear(r::IM_INT_STATUS, bits)?)
+    }
+
+    fn write_mask(core: &Core, mask: u64) -> Result<(), NtbError> {
+        Ok(core.regs.write(r::IM_INT_DISABLE, mask)?)
+    }
+
+    fn scratchpad(_: &Core, index: usize, peers: bool) -> Option<Reg<u32, Rw>> {
+        match peers {
+            true => r::EM_SPAD.get(index),
+            false => r::IM_SPAD.get(index),
         }
-        Ok(())
-    }
-
-    fn doorbells(&self) -> Result<u64, NtbError> {
-        Ok(self.regs.read_live(r::IM_INT_STATUS)? & r::DOORBELL_MASK)
-    }
-
-    fn clear_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        self.regs.clear_now(r::IM_INT_STATUS, bits, r::PPD1)
-    }
-
-    fn mask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        let mut mask = self.events.mask();
-        self.regs.write_now(r::IM_INT_DISABLE, *mask | bits, r::PPD1)?;
-        *mask |= bits;
-        Ok(())
-    }
-
-    fn unmask_doorbells(&self, bits: u64) -> Result<(), NtbError> {
-        check_doorbells(bits, self.doorbell_bits())?;
-        let mut mask = self.events.mask();
-        self.regs.write(r::IM_INT_DISABLE, *mask & !bits)?;
-        *mask &= !bits;
-        Ok(())
-    }
-
-    fn masked_doorbells(&self) -> u64 {
-        *self.events.mask()
-    }
-
-    fn doorbell_event(&self) -> BorrowedFd<'_> {
-        self.events.doorbell_fd()
-    }
-
-    fn take_doorbells(&self, bits: u64) -> Result<u64, NtbError> {
-        self.events.doorbell.take()?;
-        let set = self.doorbells()? & bits;
-        if set != 0 {
-            self.clear_doorbells(set)?;
-        }
-        Ok(set)
-    }
-
-    fn scratchpads(&self) -> usize {
-        r::SPADS
-    }
-
-    fn scratchpad(&self, index: usize) -> Result<u32, NtbError> {
-        self.regs.read_witnessed(scratchpad(r::IM_SPAD, index)?, r::PPD1)
-    }
-
-    fn set_scratchpad(&self, index: usize, value: u32) -> Result<(), NtbError> {
-        Ok(self.regs.write(scratchpad(r::IM_SPAD, index)?, value)?)
-    }
-
-    fn peer_scratchpad(&self, index: usize) -> Result<u32, NtbError> {
-        let value = self.regs.read(scratchpad(r::EM_SPAD, index)?)?;
-        peer_answered(self, value)
-    }
-
-    fn set_peer_scratchpad(&self, index: usize, value: u32) -> Result<(), NtbError> {
-        Ok(self.regs.write(scratchpad(r::EM_SPAD, index)?, value)?)
-    }
-
-    fn quiesce(&self) -> Result<(), NtbError> {
-        self.regs.read_live(r::PPD1)?;
-        self.route_interrupts()?;
-        self.mask_doorbells(r::DOORBELL_MASK)?;
-        self.disable_link()?;
-        for window in 0..self.windows.len() {
-            self.close_window(window)?;
-        }
-        for spad in r::IM_SPAD.iter() {
-            self.regs.write(spad, 0)?;
-        }
-        self.acknowledge_link()?;
-        self.clear_doorbells(r::DOORBELL_MASK)?;
-        self.events.doorbell.take()?;
-        self.events.link.take()?;
-        Ok(())
     }
 }

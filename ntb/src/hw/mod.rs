@@ -16,6 +16,7 @@ pub mod family;
 pub mod inferred;
 mod intel_gen3;
 mod intel_gen4;
+mod latched;
 pub mod mode;
 pub mod regs;
 
@@ -28,7 +29,6 @@ use crate::pci::{
     Bar, PciFunction,
     config::{self, LinkRate},
 };
-use regs::{AccessKind, Reg, RegBank};
 
 /// State of the link as the hardware reports it. Says nothing about whether a peer's software runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,10 +212,10 @@ pub fn open(function: &Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbErro
     stop(&**function)?;
     let port: Arc<dyn NtbPort> = match family {
         Family::IntelIcx | Family::IntelSpr | Family::IntelGnr => {
-            Arc::new(intel_gen4::IntelGen4::open(function, family)?)
+            Arc::new(intel_gen4::open(function, family)?)
         }
-        Family::IntelSkx => Arc::new(intel_gen3::IntelGen3::open(function)?),
-        Family::Amd { .. } => Arc::new(amd::Amd::open(function, family)?),
+        Family::IntelSkx => Arc::new(intel_gen3::open(function, family)?),
+        Family::Amd { windows } => Arc::new(amd::open(function, family, windows)?),
         Family::Epf { .. } => Arc::new(epf::Epf::open(function, family)?),
     };
     start(&*port)?;
@@ -235,17 +235,6 @@ fn end(port: &dyn NtbPort) {
         tracing::debug!(port = port.function().name(), %error, "a port could not be quieted at its end");
     }
 }
-
-macro_rules! ends_quiet {
-    ($($port:ty)*) => {$(
-        impl Drop for $port {
-            fn drop(&mut self) {
-                end(self);
-            }
-        }
-    )*};
-}
-ends_quiet!(intel_gen4::IntelGen4 intel_gen3::IntelGen3 amd::Amd epf::Epf);
 
 fn stop(function: &dyn PciFunction) -> Result<(), NtbError> {
     config::quiesce(function)?;
@@ -292,14 +281,6 @@ fn check_doorbells(bits: u64, valid: u64) -> Result<(), NtbError> {
         return Ok(());
     }
     Err(NtbError::BadDoorbell { bits, valid })
-}
-
-/// The register of scratchpad `index`.
-fn scratchpad<A: AccessKind, const N: usize>(
-    bank: RegBank<u32, A, N, 4>,
-    index: usize,
-) -> Result<Reg<u32, A>, NtbError> {
-    bank.get(index).ok_or(NtbError::BadScratchpad { index, count: N })
 }
 
 /// A value read from the peer; all ones with the link down is no value.
