@@ -3,6 +3,7 @@
 //! A [`Link`] is the control side: memory for each direction, a few registers, doorbells, and the state of the wire. The
 //! data side is a [`engine::StoreEngine`]. Links know nothing of sessions, channels or rings.
 
+pub mod auth;
 pub mod combining;
 #[doc(hidden)]
 pub mod conformance;

@@ -9,6 +9,7 @@ use ntb_mem::region::Pages;
 
 use super::{
     Link, LinkError,
+    auth::Secret,
     ends::WINDOW_BYTES,
     engine::EngineChoice,
     soft::{SoftLink, SoftOptions},
@@ -32,6 +33,8 @@ pub struct LinkOptions {
     /// Name of the soft link that [`Address::Auto`] without a host ends at when there is nothing better; `auto` by
     /// default. Both ends must give the same.
     pub soft_name: String,
+    /// What the peer must know too, on links whose peer comes over a network.
+    pub secret: Secret,
 }
 
 impl Default for LinkOptions {
@@ -43,6 +46,7 @@ impl Default for LinkOptions {
             group: None,
             sysfs: PathBuf::from("/sys"),
             soft_name: "auto".to_owned(),
+            secret: Secret::none(),
         }
     }
 }
