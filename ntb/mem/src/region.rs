@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -439,6 +439,24 @@ impl View {
         }
     }
 
+    /// Stores bytes one by one, relaxed, from byte `to` on: the bytes beside them, which another party may be writing,
+    /// are left alone even within a word.
+    ///
+    /// # Panics
+    /// When the range does not lie inside the view.
+    pub fn store_bytes(&self, to: usize, bytes: &[u8]) {
+        let end = to.checked_add(bytes.len());
+        assert!(
+            end.is_some_and(|end| end <= self.words * 8),
+            "range outside the view"
+        );
+        for (i, byte) in bytes.iter().enumerate() {
+            let at = self.base.cast::<u8>().wrapping_add(to + i);
+            // SAFETY: in bounds by the assertion above; otherwise as in `word`.
+            unsafe { AtomicU8::from_ptr(at) }.store(*byte, Ordering::Relaxed);
+        }
+    }
+
     /// Copies bytes in, to byte `to`, a multiple of 64, and fills the last line up with zeros. Stores are whole words,
     /// relaxed.
     ///
@@ -501,6 +519,20 @@ mod tests {
             !cfg!(debug_assertions) || remote_loads() > before,
             "a read of a peer's memory is counted"
         );
+    }
+
+    #[test]
+    fn single_bytes_leave_their_neighbours_alone() {
+        let view = Arc::new(Region::allocate(64, Pages::Normal).unwrap()).view();
+        view.store(0, u64::MAX, Ordering::Relaxed);
+        view.store(1, u64::MAX, Ordering::Relaxed);
+        view.store_bytes(6, &[1, 2, 3]);
+        assert_eq!(view.load(0, Ordering::Relaxed), 0x0201_FFFF_FFFF_FFFF);
+        assert_eq!(view.load(1, Ordering::Relaxed), 0xFFFF_FFFF_FFFF_FF03);
+        let end = view.words() * 8;
+        view.store_bytes(end - 1, &[7]);
+        let behind = std::panic::catch_unwind(|| view.store_bytes(end - 1, &[7, 7]));
+        assert!(behind.is_err(), "behind the end");
     }
 
     #[test]

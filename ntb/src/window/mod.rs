@@ -336,27 +336,19 @@ impl Aperture {
             .bar_post(self.info.bar, self.info.offset + offset, data)?)
     }
 
-    /// Writes bytes that need not be fast, on every kind of aperture. Length and offset are multiples of eight; on
-    /// mapped apertures the words leave in ascending order, and are on their way when this returns.
+    /// Writes bytes that need not be fast, on every kind of aperture. On mapped apertures they leave in ascending order,
+    /// in naturally aligned stores of eight bytes and fewer, and are on their way when this returns.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), NtbError> {
         self.check(offset, data.len() as u64)?;
-        if !offset.is_multiple_of(8) || !data.len().is_multiple_of(8) {
-            return Err(NtbError::Pci(PciError::Misaligned {
-                bar: self.info.bar,
-                offset,
-                bytes: data.len() as u64,
-            }));
-        }
         let Some(map) = &self.map else {
             return Ok(self
                 .function
                 .bar_write(self.info.bar, self.info.offset + offset, data)?);
         };
         let mut at = self.info.offset + offset;
-        for word in data.chunks_exact(8) {
-            let value = u64::from_le_bytes(word.try_into().unwrap_or([0; 8]));
-            map.store(at, value.to_le())?;
-            at += 8;
+        let mut rest = data;
+        while !rest.is_empty() {
+            at += store_first(map, at, &mut rest)?;
         }
         ntb_mem::store::drain();
         Ok(())
@@ -376,6 +368,35 @@ impl Aperture {
             limit: self.info.bytes,
         })
     }
+}
+
+/// Stores as many of the first bytes as one naturally aligned store at `at` takes, and says how many those were.
+fn store_first(map: &BarMap, at: u64, rest: &mut &[u8]) -> Result<u64, NtbError> {
+    macro_rules! try_width {
+        ($($width:ty)*) => {$(
+            const BYTES: usize = size_of::<$width>();
+            if at.is_multiple_of(BYTES as u64)
+                && let Some((first, others)) = rest.split_first_chunk::<BYTES>()
+            {
+                map.store(at, <$width>::from_ne_bytes(*first))?;
+                *rest = others;
+                return Ok(BYTES as u64);
+            }
+        )*};
+    }
+    {
+        try_width!(u64);
+    }
+    {
+        try_width!(u32);
+    }
+    {
+        try_width!(u16);
+    }
+    {
+        try_width!(u8);
+    }
+    Ok(0)
 }
 
 fn attach(
