@@ -413,3 +413,36 @@ fn attach(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::{Area, Bar, MappedArea};
+
+    #[test]
+    fn bytes_leave_in_the_widest_aligned_stores_and_nothing_beside_them() {
+        let region = Region::allocate(4096, Pages::Normal).unwrap();
+        let whole = Area {
+            offset: 0,
+            bytes: 4096,
+        };
+        let areas = vec![MappedArea::shared(whole, &region).unwrap()];
+        let map = BarMap::new(Bar::B2, CacheType::WriteBack, areas, ());
+        let data: Vec<u8> = (1..=20).collect();
+        let mut at = 5;
+        let mut rest = &data[..];
+        let mut widths = Vec::new();
+        while !rest.is_empty() {
+            let bytes = store_first(&map, at, &mut rest).unwrap();
+            widths.push(bytes);
+            at += bytes;
+        }
+        assert_eq!(widths, [1, 2, 8, 8, 1]);
+        let mut seen = vec![0; 40];
+        Arc::new(region).view().copy_out(0, &mut seen);
+        let mut expected = vec![0; 5];
+        expected.extend(&data);
+        expected.resize(40, 0);
+        assert_eq!(seen, expected);
+    }
+}
