@@ -7,6 +7,7 @@
 //! - [`mod@line`]: the 64-byte line, unit of everything that crosses a link.
 //! - [`store`]: how a line is stored to each kind of memory, and what the processor offers for it.
 //! - [`region`]: mapped memory that another party writes: allocation, views, revocation.
+//! - [`export`]: memory that devices may be let into, whoever owns it.
 //! - [`cpu`]: the processor features that stores depend on, injectable for tests.
 //! - [`clock`]: time stamps from the cycle counter, or from the system clock where that one is not fit.
 //!
@@ -15,6 +16,7 @@
 
 pub mod clock;
 pub mod cpu;
+pub mod export;
 pub mod line;
 pub mod region;
 pub mod store;

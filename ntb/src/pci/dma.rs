@@ -10,7 +10,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use ntb_mem::region::Region;
+use ntb_mem::{export::Exportable, region::Region};
 
 use super::{
     Isolation, PciError, PciFunction,
@@ -29,10 +29,15 @@ pub struct DmaMemory<'a> {
 impl<'a> DmaMemory<'a> {
     /// All of a region.
     pub fn region(region: &'a Region) -> Self {
+        Self::exported(region)
+    }
+
+    /// All of what somebody exports: a region, another device's memory.
+    pub fn exported(memory: &'a dyn Exportable) -> Self {
         Self {
-            address: region.as_ptr().expose_provenance(),
-            bytes: region.bytes(),
-            descriptor: Some((region.descriptor(), 0)),
+            address: memory.as_ptr().expose_provenance(),
+            bytes: memory.bytes(),
+            descriptor: memory.descriptor(),
         }
     }
 
@@ -99,12 +104,21 @@ impl DmaSpace {
 
     /// Maps a region at an address that is a multiple of `align`. One entry of the IOMMU per call, whatever the size.
     pub fn map(self: &Arc<Self>, region: &Arc<Region>, align: u64) -> Result<DmaMapping, PciError> {
-        let memory = DmaMemory::region(region);
-        let range = self.place(&memory, align)?;
+        let exported: Arc<dyn Exportable> = Arc::clone(region) as _;
+        self.map_exported(&exported, align)
+    }
+
+    /// The same with memory of any owner.
+    pub fn map_exported(
+        self: &Arc<Self>,
+        exported: &Arc<dyn Exportable>,
+        align: u64,
+    ) -> Result<DmaMapping, PciError> {
+        let range = self.place(&DmaMemory::exported(&**exported), align)?;
         Ok(DmaMapping {
             range,
             space: Arc::clone(self),
-            _keep: Some(Arc::clone(region)),
+            _keep: Some(Arc::clone(exported)),
         })
     }
 
@@ -166,7 +180,7 @@ impl DmaSpace {
 pub struct DmaMapping {
     range: IovaRange,
     space: Arc<DmaSpace>,
-    _keep: Option<Arc<Region>>,
+    _keep: Option<Arc<dyn Exportable>>,
 }
 
 impl DmaMapping {

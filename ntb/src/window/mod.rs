@@ -9,7 +9,10 @@ pub mod memory_type;
 
 use std::sync::Arc;
 
-use ntb_mem::region::{Pages, Region, View};
+use ntb_mem::{
+    export::Exportable,
+    region::{Pages, Region, View},
+};
 
 use crate::{
     hw::{NtbError, NtbPort, WindowInfo},
@@ -92,7 +95,8 @@ impl InboundWindow {
                 multiple: info.size_align,
             });
         }
-        let open = OpenWindow::new(port, index, region, mapping.iova() + offset, bytes)?;
+        let memory: Arc<dyn Exportable> = Arc::clone(region) as _;
+        let open = OpenWindow::new(port, index, &memory, mapping.iova() + offset, bytes)?;
         Ok(Self {
             open,
             _mapping: Arc::clone(mapping),
@@ -131,12 +135,69 @@ impl InboundWindow {
     }
 }
 
+/// Memory of any owner that the peer reaches through a window, until dropped: another device's, for instance.
+///
+/// What the peer stores is read by whoever owns the memory.
+#[derive(Debug)]
+pub struct ExportedWindow {
+    // Fields drop in order: window, mapping, memory.
+    open: OpenWindow,
+    _mapping: DmaMapping,
+    memory: Arc<dyn Exportable>,
+    bytes: u64,
+}
+
+impl ExportedWindow {
+    /// Maps `memory` for the device, and lets the peer into all of it through window `index`: its length must be one that
+    /// the window takes.
+    pub fn open(
+        port: &Arc<dyn NtbPort>,
+        space: &Arc<DmaSpace>,
+        index: usize,
+        memory: &Arc<dyn Exportable>,
+    ) -> Result<Self, NtbError> {
+        let info = info(&**port, index)?;
+        let bytes = memory.bytes();
+        if round(&info, index, bytes)? != bytes {
+            return Err(NtbError::BadWindowSize {
+                window: index,
+                asked: bytes,
+                limit: info.bytes,
+                multiple: info.size_align,
+            });
+        }
+        let mapping = space.map_exported(memory, info.address_align.max(memory.alignment()))?;
+        let open = OpenWindow::new(port, index, memory, mapping.iova(), bytes)?;
+        Ok(Self {
+            open,
+            _mapping: mapping,
+            memory: Arc::clone(memory),
+            bytes,
+        })
+    }
+
+    /// Bytes that the peer reaches.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Arc<dyn Exportable> {
+        &self.memory
+    }
+
+    /// Closes the window, with the error that dropping would only log; then the mapping goes.
+    pub fn close(mut self) -> Result<(), NtbError> {
+        self.open.close()
+    }
+}
+
 /// A translation that is set; closed on drop.
 #[derive(Debug)]
 struct OpenWindow {
     port: Arc<dyn NtbPort>,
     index: usize,
-    region: Arc<Region>,
+    memory: Arc<dyn Exportable>,
     closed: bool,
 }
 
@@ -144,7 +205,7 @@ impl OpenWindow {
     fn new(
         port: &Arc<dyn NtbPort>,
         index: usize,
-        region: &Arc<Region>,
+        memory: &Arc<dyn Exportable>,
         iova: u64,
         bytes: u64,
     ) -> Result<Self, NtbError> {
@@ -152,7 +213,7 @@ impl OpenWindow {
         let this = Self {
             port: Arc::clone(port),
             index,
-            region: Arc::clone(region),
+            memory: Arc::clone(memory),
             closed: false,
         };
         this.port.open_window(index, iova, bytes)?;
@@ -182,7 +243,7 @@ impl Drop for OpenWindow {
         let gone = error.is_gone() && matches!(stopped, Err(PciError::Gone { .. }));
         if !(guarded || stopped.is_ok() || gone) {
             // Nothing stands between a device that still writes and this memory: it must never be used again.
-            let _ = std::mem::ManuallyDrop::new(Arc::clone(&self.region));
+            let _ = std::mem::ManuallyDrop::new(Arc::clone(&self.memory));
         }
     }
 }

@@ -1,0 +1,22 @@
+//! GPU memory at either end of a link.
+//!
+//! - [`seam`]: what is needed of a GPU, whoever made it. [`cuda`]: NVIDIA's.
+//! - [`memory`]: memory of a GPU, and how a bridge is let into it.
+//! - [`gdrcopy`]: another way to have GPU memory mapped.
+//! - [`aperture`]: a bridge's aperture, and memory of the host, as kernels reach them.
+//! - [`ends`]: ring ends on a GPU.
+//! - [`kernels`]: device code, its arguments and its state.
+//!
+//! No program needs a GPU or its driver to be built or started: the driver's library is looked for at run time, and whatever
+//! is missing is an error that says so.
+
+pub mod aperture;
+pub mod cuda;
+pub mod ends;
+mod error;
+pub mod gdrcopy;
+pub mod kernels;
+pub mod memory;
+pub mod seam;
+
+pub use error::GpuError;
