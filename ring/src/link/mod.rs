@@ -15,6 +15,8 @@ pub mod faults;
 pub mod ntb;
 pub mod pair;
 mod random;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 pub mod select;
 pub mod soft;
 mod wrapped;
@@ -123,6 +125,13 @@ pub enum LinkEvent {
     },
     /// The device answers again and was started anew.
     DeviceBack,
+    /// Something about the transport that has a name of its own, such as `rdma-port-down`.
+    Transport {
+        /// The stable name.
+        name: &'static str,
+        /// What was seen.
+        why: String,
+    },
     /// The wire is up, but this side's memory could not be shown to the peer; tried again.
     WindowsRefused {
         /// By whom, and why.
@@ -143,7 +152,7 @@ impl std::fmt::Display for LinkEvent {
             ),
             Self::DeviceGone { why } => f.write_str(why),
             Self::DeviceBack => f.write_str("started anew"),
-            Self::WindowsRefused { why } => f.write_str(why),
+            Self::Transport { why, .. } | Self::WindowsRefused { why } => f.write_str(why),
         }
     }
 }
@@ -156,6 +165,7 @@ impl LinkEvent {
             Self::Errors { .. } => "wire-errors",
             Self::DeviceGone { .. } => "device-gone",
             Self::DeviceBack => "device-back",
+            Self::Transport { name, .. } => name,
             Self::WindowsRefused { .. } => "windows-refused",
         }
     }

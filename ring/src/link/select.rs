@@ -28,6 +28,9 @@ pub struct LinkOptions {
     pub engine: EngineChoice,
     /// Group whose members may be peers on a soft link, besides the same user: [`SoftOptions::group`].
     pub group: Option<u32>,
+    /// What is particular to links over RDMA; windows, pages and sysfs are those given here.
+    #[cfg(feature = "rdma")]
+    pub rdma: super::rdma::RdmaOptions,
     /// Where sysfs is mounted.
     pub sysfs: PathBuf,
     /// Name of the soft link that [`Address::Auto`] without a host ends at when there is nothing better; `auto` by
@@ -44,9 +47,11 @@ impl Default for LinkOptions {
             pages: Pages::default(),
             engine: EngineChoice::default(),
             group: None,
+            secret: Secret::none(),
+            #[cfg(feature = "rdma")]
+            rdma: super::rdma::RdmaOptions::default(),
             sysfs: PathBuf::from("/sys"),
             soft_name: "auto".to_owned(),
-            secret: Secret::none(),
         }
     }
 }
@@ -78,7 +83,7 @@ pub fn open(address: &Address, options: &LinkOptions) -> Result<Opened, LinkErro
             link: bridge(address, options)?,
             chosen: format!("{address}: named by the user"),
         }),
-        Address::Rdma(..) => Err(not_built(address, "RDMA")),
+        Address::Rdma(host, port) => rdma(address, host, *port, options),
         Address::Tcp(..) => Err(not_built(address, "TCP")),
         Address::Auto(meeting) => auto(meeting.as_ref(), options),
     }
@@ -121,12 +126,37 @@ fn bridge(address: &Address, _options: &LinkOptions) -> Result<Box<dyn Link>, Li
     Err(not_built(address, "bridges (NTB)"))
 }
 
+#[cfg(feature = "rdma")]
+fn rdma(address: &Address, host: &str, port: u16, options: &LinkOptions) -> Result<Opened, LinkError> {
+    let link = super::rdma::RdmaLink::open(host, port, &options.secret, &rdma_options(options))?;
+    let leaves_by = link.port().map(ToString::to_string).unwrap_or_default();
+    Ok(Opened {
+        link: Box::new(link),
+        chosen: format!("{address}: named by the user; by {leaves_by}"),
+    })
+}
+
+#[cfg(feature = "rdma")]
+fn rdma_options(options: &LinkOptions) -> super::rdma::RdmaOptions {
+    super::rdma::RdmaOptions {
+        window_bytes: options.window_bytes,
+        pages: options.pages,
+        sysfs: options.sysfs.clone(),
+        ..options.rdma.clone()
+    }
+}
+
+#[cfg(not(feature = "rdma"))]
+fn rdma(address: &Address, _host: &str, _port: u16, _options: &LinkOptions) -> Result<Opened, LinkError> {
+    Err(not_built(address, "RDMA"))
+}
+
 fn not_built(address: &Address, what: &str) -> LinkError {
     LinkError {
         name: "transport-not-built",
         exit: 3,
         what: format!(
-            "{address} cannot be opened: links over {what} are not in this version; between two processes of one machine \
+            "{address} cannot be opened: links over {what} are not built in; between two processes of one machine \
              use soft:NAME"
         ),
         errno: None,
@@ -134,7 +164,7 @@ fn not_built(address: &Address, what: &str) -> LinkError {
 }
 
 fn auto(meeting: Option<&(String, u16)>, options: &LinkOptions) -> Result<Opened, LinkError> {
-    let reasons = format!("{}; {}", no_bridge(&options.sysfs), no_rdma(&options.sysfs));
+    let reasons = format!("{}; {}", no_bridge(&options.sysfs), no_rdma(options));
     let (name, here) = match meeting {
         None => (
             options.soft_name.clone(),
@@ -191,11 +221,21 @@ fn no_bridge(sysfs: &Path) -> String {
 }
 
 /// Why there is no link over RDMA.
-fn no_rdma(sysfs: &Path) -> String {
-    match names(&sysfs.join("class/infiniband")).first() {
-        None => "no RDMA device".to_owned(),
-        Some(device) => format!("RDMA device {device} not used, links over RDMA are not in this version"),
+#[cfg(feature = "rdma")]
+fn no_rdma(options: &LinkOptions) -> String {
+    use super::rdma::{Found, probe};
+    match probe(&rdma_options(options), None) {
+        Found::Usable(port) => format!(
+            "RDMA device {} not used, name it with rdma:HOST:PORT",
+            port.device
+        ),
+        Found::Unavailable(why) => format!("RDMA unavailable: {why}"),
     }
+}
+
+#[cfg(not(feature = "rdma"))]
+fn no_rdma(_options: &LinkOptions) -> String {
+    "RDMA not built in".to_owned()
 }
 
 /// Entries of a folder in order; none where it cannot be read.
@@ -299,8 +339,7 @@ mod tests {
         let none = open(&parse("auto"), &sysfs.options()).unwrap();
         assert_eq!(none.link.facts().address, "soft:auto");
         assert!(
-            none.chosen
-                .contains("no bridge (NTB) on this machine; no RDMA device"),
+            none.chosen.contains("no bridge (NTB) on this machine; RDMA "),
             "{}",
             none.chosen
         );
@@ -310,7 +349,6 @@ mod tests {
         sysfs.device("0000:82:00.0", "0x11f8", "0x8546", "0x068000");
         sysfs.device("0000:83:00.0", "0x11f8", "0x8546", "0x058000");
         sysfs.device("0000:84:00.0", "junk", "", "");
-        std::fs::create_dir_all(sysfs.0.join("class/infiniband/mlx5_0")).unwrap();
         let some = open(&parse("auto:localhost:4711"), &sysfs.options()).unwrap();
         assert_eq!(some.link.facts().address, "soft:auto-4711");
         assert!(
@@ -318,7 +356,6 @@ mod tests {
             "{}",
             some.chosen
         );
-        assert!(some.chosen.contains("mlx5_0"), "{}", some.chosen);
         assert!(!some.chosen.contains('\n'));
 
         let named = LinkOptions {
@@ -347,14 +384,23 @@ mod tests {
     #[test]
     fn a_named_transport_is_used_exactly_or_refused() {
         let options = LinkOptions::default();
-        for text in ["rdma:h:1", "tcp:h:1"] {
-            let e = open(&parse(text), &options).unwrap_err();
-            assert_eq!((e.name, e.exit), ("transport-not-built", 3));
-            assert!(
-                e.what.contains(text) && e.what.contains("not in this version"),
-                "{e}"
-            );
-        }
+        let e = open(&parse("tcp:h:1"), &options).unwrap_err();
+        assert_eq!((e.name, e.exit), ("transport-not-built", 3));
+        assert!(
+            e.what.contains("tcp:h:1") && e.what.contains("not built in"),
+            "{e}"
+        );
+        let nowhere = LinkOptions {
+            sysfs: PathBuf::from("/nowhere"),
+            ..LinkOptions::default()
+        };
+        let e = open(&parse("rdma:127.0.0.1:1"), &nowhere).unwrap_err();
+        assert_eq!(e.exit, 3, "{e}");
+        let (name, needle) = match cfg!(feature = "rdma") {
+            true => ("rdma-unavailable", "RDMA unavailable: the kernel has no RDMA"),
+            false => ("transport-not-built", "not built in"),
+        };
+        assert!(e.name == name && e.what.contains(needle), "{e}");
         let name = format!("soft:select-{}", std::process::id());
         let soft = open(&parse(&name), &options).unwrap();
         assert_eq!(soft.link.facts().address, name);

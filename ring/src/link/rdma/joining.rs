@@ -1,0 +1,262 @@
+//! From a peer that has proved itself to a connection: hellos, the queue pair, and where memory lies.
+
+use std::{
+    net::IpAddr,
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    account::Remote,
+    device::Device,
+    error::failed,
+    exchange::{Exchange, Hello, Message, VERSION},
+    options::{Manager, RdmaOptions},
+    verbs::{Fabric, Meeting, Prepare, Queue, TOKEN_BYTES},
+};
+use crate::link::{LinkError, ends::WINDOW_MAX};
+
+/// Time that all of it may take.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// How far the queue pair is.
+#[derive(Debug)]
+enum Stage {
+    /// The peer has not said what it is.
+    Hello,
+    /// It is to say where it can be called.
+    Offer { ip: Option<IpAddr> },
+    /// rdma_cm is at work.
+    Meeting(Box<dyn Meeting>),
+    /// It is to say what its queue pair is.
+    Queue(Arc<dyn Queue>),
+    /// Connected; it is to say where its memory lies.
+    Memory(Arc<dyn Queue>),
+}
+
+/// Why joining has ended.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// With this peer now; perhaps not the next time.
+    Passing(String),
+    /// For good: the two sides do not fit.
+    Final(LinkError),
+}
+
+/// A connection that is being made.
+#[derive(Debug)]
+pub(super) struct Joining {
+    exchange: Exchange,
+    stage: Stage,
+    /// A message for a later stage, come early: each side sends its memory as soon as its own queue pair is connected.
+    memory: Option<Remote>,
+    deadline: Instant,
+    mtu: u32,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) exchange: Exchange,
+    pub(super) queue: Arc<dyn Queue>,
+    pub(super) remote: Remote,
+}
+
+impl Joining {
+    /// Begins with a hello.
+    pub(super) fn new(
+        mut exchange: Exchange,
+        device: &Device,
+        options: &RdmaOptions,
+        mtu: u32,
+    ) -> Result<Self, String> {
+        let port = device.adapter.port();
+        exchange.send(&Message::Hello(Hello {
+            version: VERSION,
+            fabric: port.fabric as u8,
+            has_manager: device.adapter.has_manager() && options.manager != Manager::Never,
+            strict: options.strict,
+            ip: port.ip,
+        }))?;
+        Ok(Self {
+            exchange,
+            stage: Stage::Hello,
+            memory: None,
+            deadline: Instant::now() + PATIENCE,
+            mtu,
+        })
+    }
+
+    /// Goes on without blocking.
+    pub(super) fn poll(
+        mut self,
+        device: &Device,
+        options: &RdmaOptions,
+    ) -> Result<Result<Joined, Self>, Trouble> {
+        self.exchange.flush().map_err(Trouble::Passing)?;
+        if let Stage::Meeting(meeting) = &mut self.stage
+            && let Some(queue) = meeting.poll().map_err(passing)?
+        {
+            self.connected(queue, device)?;
+        }
+        while let Some(message) = self.exchange.next().map_err(Trouble::Passing)? {
+            self.hear(message, device, options)?;
+        }
+        if let (Stage::Memory(queue), Some(remote)) = (&self.stage, self.memory) {
+            let queue = Arc::clone(queue);
+            return Ok(Ok(Joined {
+                exchange: self.exchange,
+                queue,
+                remote,
+            }));
+        }
+        if Instant::now() > self.deadline {
+            return Err(Trouble::Passing(format!(
+                "no connection within {} s: the stage was {}",
+                PATIENCE.as_secs(),
+                self.stage_name()
+            )));
+        }
+        Ok(Err(self))
+    }
+
+    fn stage_name(&self) -> &'static str {
+        match self.stage {
+            Stage::Hello => "the peer's greeting",
+            Stage::Offer { .. } => "the peer's offer",
+            Stage::Meeting(_) => "rdma_cm",
+            Stage::Queue(_) => "the peer's queue pair",
+            Stage::Memory(_) => "the peer's memory",
+        }
+    }
+
+    fn hear(&mut self, message: Message, device: &Device, options: &RdmaOptions) -> Result<(), Trouble> {
+        match (message, &self.stage) {
+            (Message::Hello(hello), Stage::Hello) => self.hello(&hello, device, options),
+            (Message::Offer { port, token }, Stage::Offer { ip }) => {
+                let Some(ip) = ip.or(self.exchange.peer_ip()) else {
+                    return Err(Trouble::Passing("the peer has no address to call".to_owned()));
+                };
+                let wish = device.wish(options, self.mtu);
+                let meeting = device.adapter.call(&wish, (ip, port), token, prepare(device));
+                self.stage = Stage::Meeting(meeting.map_err(passing)?);
+                Ok(())
+            }
+            (Message::Queue(peer), Stage::Queue(queue)) => {
+                let queue = Arc::clone(queue);
+                queue.connect(&peer).map_err(passing)?;
+                self.connected(queue, device)
+            }
+            (Message::Memory(remote), _) if self.memory.is_none() => {
+                let (_, _, bytes) = remote.window;
+                if !(ntb_mem::line::LINE_BYTES as u64..=WINDOW_MAX).contains(&bytes) || remote.receives == 0 {
+                    return Err(Trouble::Passing(format!(
+                        "the peer's window of {bytes} bytes cannot be"
+                    )));
+                }
+                self.memory = Some(remote);
+                Ok(())
+            }
+            (message, _) => Err(Trouble::Passing(format!(
+                "the peer says something out of turn while this side waits for {}: {message:?}",
+                self.stage_name()
+            ))),
+        }
+    }
+
+    fn hello(&mut self, peer: &Hello, device: &Device, options: &RdmaOptions) -> Result<(), Trouble> {
+        let adapter = &device.adapter;
+        let port = adapter.port();
+        let mismatch = |what: &str, ours: String, theirs: String| {
+            Err(Trouble::Final(failed(
+                "rdma-mismatch",
+                7,
+                format!("{what}: this side {ours}, the peer {theirs}; both ends must have the same"),
+            )))
+        };
+        if peer.version != VERSION {
+            return mismatch(
+                "version of the exchange before RDMA",
+                VERSION.to_string(),
+                peer.version.to_string(),
+            );
+        }
+        if peer.fabric() != Some(port.fabric) {
+            let theirs = peer.fabric().map_or("something unknown", Fabric::name);
+            return mismatch("kind of wire", port.fabric.name().to_owned(), theirs.to_owned());
+        }
+        if peer.strict != options.strict {
+            let name = |strict| if strict { "strict" } else { "by check" };
+            return mismatch(
+                "completion of messages",
+                name(options.strict).to_owned(),
+                name(peer.strict).to_owned(),
+            );
+        }
+        let manager = adapter.has_manager() && peer.has_manager && options.manager != Manager::Never;
+        if !manager && (options.manager == Manager::Only || port.fabric == Fabric::Iwarp) {
+            return Err(Trouble::Final(failed(
+                "rdma-no-manager",
+                3,
+                "rdma_cm is needed and not both sides have it (librdmacm.so.1, the module rdma_ucm and /dev/infiniband/rdma_cm)",
+            )));
+        }
+        let wish = device.wish(options, self.mtu);
+        self.stage = match (manager, self.exchange.is_caller()) {
+            (true, true) => Stage::Offer { ip: peer.ip },
+            (true, false) => {
+                let token = token().map_err(Trouble::Passing)?;
+                let meeting = adapter.listen(&wish, token, prepare(device)).map_err(passing)?;
+                let port = meeting.port();
+                self.say(&Message::Offer { port, token })?;
+                Stage::Meeting(meeting)
+            }
+            (false, _) => {
+                let queue = adapter.queue(&wish).map_err(passing)?;
+                let posted = device.buffers.post_all(&*queue);
+                posted.map_err(|e| Trouble::Passing(format!("no receives can be posted: {e}")))?;
+                self.say(&Message::Queue(queue.address()))?;
+                Stage::Queue(queue)
+            }
+        };
+        Ok(())
+    }
+
+    /// The queue pair is connected: now the peer may know where memory lies.
+    fn connected(&mut self, queue: Arc<dyn Queue>, device: &Device) -> Result<(), Trouble> {
+        self.say(&Message::Memory(device.told()))?;
+        self.stage = Stage::Memory(queue);
+        Ok(())
+    }
+
+    fn say(&mut self, message: &Message) -> Result<(), Trouble> {
+        self.exchange.send(message).map_err(Trouble::Passing)
+    }
+
+    /// What wakes this side.
+    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut all = vec![self.exchange.as_fd()];
+        if let Stage::Meeting(meeting) = &self.stage {
+            all.push(meeting.news());
+        }
+        all
+    }
+}
+
+fn passing(e: LinkError) -> Trouble {
+    Trouble::Passing(e.what)
+}
+
+fn prepare(device: &Device) -> Prepare {
+    let buffers = device.buffers.clone();
+    Box::new(move |queue| buffers.post_all(queue))
+}
+
+fn token() -> Result<[u8; TOKEN_BYTES], String> {
+    let mut token = [0; TOKEN_BYTES];
+    match rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()) {
+        Ok(TOKEN_BYTES) => Ok(token),
+        other => Err(format!("no random numbers: {other:?}")),
+    }
+}

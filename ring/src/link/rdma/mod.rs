@@ -1,0 +1,597 @@
+//! A link over RDMA: InfiniBand, RoCE v2 and iWARP, by the verbs of a reliable connection.
+//!
+//! The sides meet over TCP, prove a shared secret ([`super::auth`]), and tell each other what they need for a queue pair, which
+//! rdma_cm connects where both have it. From then on the stream is silent; its end says that the peer has died. Everything
+//! else is RDMA:
+//!
+//! | what | how |
+//! | --- | --- |
+//! | lines | writes into the peer's window, unsignalled but for every quarter of the queue; small ones carry their data |
+//! | registers, count of receives | writes into the peer's control memory |
+//! | doorbells | a write with immediate (iWARP: a message), sent only when the session rings: when a reader sleeps |
+//!
+//! Nothing is ever read from the peer.
+//!
+//! # What makes a message complete
+//!
+//! One write gives no order inside itself, and of several only a completion *at the receiver* says that all are there. So
+//! the order is relaxed: every message carries a check over all of it. In strict mode ([`RdmaOptions::strict`]) each run
+//! of lines is announced by its completion, arrives in memory that no ring looks at, and is copied to where the ring is:
+//! the only way that the standards promise, at the price of a completion and a copy.
+//!
+//! # Life
+//!
+//! | phase | reported as |
+//! | --- | --- |
+//! | no device, port down, or nobody met | cable down |
+//! | met, and the queue pair under way | cable up |
+//! | both memories known, the caller heard | windows set |
+//!
+//! The stream's end, a failed request (retries exhausted), a port that goes down, an address that changes and a device that
+//! goes away end the connection; each is an event. The queue pair is destroyed first, so that nothing of an old life arrives
+//! in the next.
+
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::panic,
+        clippy::indexing_slicing
+    )
+)]
+
+mod account;
+mod device;
+mod engine;
+mod error;
+mod exchange;
+mod joining;
+mod meet;
+mod mirror;
+#[cfg(test)]
+mod model;
+mod options;
+mod pump;
+mod receive;
+mod send;
+mod sys;
+#[cfg(test)]
+mod tests;
+mod verbs;
+
+use std::{
+    collections::VecDeque,
+    os::fd::AsFd as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use ntb_mem::region::View;
+
+use super::{
+    DOORBELLS, Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
+    auth::Secret,
+    doorbell::sleep_on,
+    ends::NO_REGISTERS,
+    engine::{Engine, Order},
+};
+pub use account::SendCounts;
+use device::{Device, Own};
+use engine::RdmaEngine;
+use error::failed;
+use exchange::Exchange;
+use joining::{Joined, Joining, Trouble};
+use meet::Meet;
+pub use meet::MeetCounts;
+pub use options::{Manager, RdmaOptions};
+use pump::Pump;
+use receive::{GREETING, Inbox};
+use send::{Parts, Wire};
+pub use sys::{Found, probe};
+pub use verbs::{Fabric, Memory, Port};
+use verbs::{Notice, Open, Queue, RETRY_EXHAUSTED};
+
+/// Longest sleep while nothing can wake this side that would be news to it.
+const RESTLESS_PAUSE: Duration = Duration::from_millis(5);
+/// Pause between two attempts to open a device that has gone, and to look at a port that is down.
+const DEVICE_PAUSE: Duration = Duration::from_millis(100);
+/// Most events kept for a caller that does not fetch them.
+const EVENTS_MAX: usize = 64;
+/// Requests that a queue has to take.
+const DEPTH_LEAST: u32 = 4;
+/// Largest packet there is.
+const MTU_MOST: u32 = 4096;
+
+/// The connection of the moment.
+#[derive(Debug)]
+struct Connected {
+    // Fields drop in order: the queue pair ends before the stream tells the peer.
+    wire: Arc<Wire>,
+    queue: Arc<dyn Queue>,
+    exchange: Exchange,
+    mtu: u32,
+}
+
+/// A link over RDMA.
+#[derive(Debug)]
+pub struct RdmaLink {
+    // Fields drop in order: the pump, then queue pairs, then the device with what is registered at it.
+    _pump: Option<Pump>,
+    connected: Option<Connected>,
+    joining: Option<Joining>,
+    device: Option<Device>,
+    open: Opener,
+    own: Own,
+    inbox: Arc<Inbox>,
+    doorbells: [Doorbell; DOORBELLS as usize],
+    meet: Meet,
+    options: RdmaOptions,
+    /// Largest packet that has not been seen to fail.
+    mtu: u32,
+    /// When to look at the device again, and whether it could be used the last time.
+    look_again: Option<Instant>,
+    usable: bool,
+    last_trouble: Option<String>,
+    losses: u64,
+    events: VecDeque<LinkEvent>,
+}
+
+/// Memory registered with a link's device, until this is dropped.
+#[derive(Clone, Debug)]
+pub struct Registration(Arc<dyn verbs::Registered>);
+
+impl Registration {
+    /// What the peer calls its first byte.
+    pub fn address(&self) -> u64 {
+        self.0.memory().address()
+    }
+
+    /// Its length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.0.memory().bytes()
+    }
+
+    /// The key that the peer's requests must show.
+    pub fn key(&self) -> u32 {
+        self.0.rkey()
+    }
+}
+
+struct Opener(Open);
+
+impl std::fmt::Debug for Opener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Opener")
+    }
+}
+
+impl RdmaLink {
+    /// Opens this side of the link that meets at `host` and `port`: finds the device, allocates the memory and registers it.
+    /// The peer is met in [`Link::poll`].
+    pub fn open(host: &str, port: u16, secret: &Secret, options: &RdmaOptions) -> Result<Self, LinkError> {
+        let meet = Meet::new(host, port, secret)?;
+        let wanted = meet.own_address();
+        let choice = options.clone();
+        let named_after = meet.name().to_owned();
+        Self::over(meet, options, Box::new(move || sys::open(&choice, wanted)))
+            .map_err(|e| named(&named_after, e))
+    }
+
+    fn over(meet: Meet, options: &RdmaOptions, mut open: Open) -> Result<Self, LinkError> {
+        check(options)?;
+        let own = Own::new(options)?;
+        let device = Device::new(open()?, &own)?;
+        let (inbox, doorbells) = Inbox::new().map_err(|errno| LinkError {
+            name: "link-limits",
+            exit: 6,
+            what: format!(
+                "a link needs {} open files more ({errno}): raise the limit with 'ulimit -n'",
+                2 * DOORBELLS + 8
+            ),
+            errno: Some(errno.raw_os_error()),
+        })?;
+        let pump = match options.strict {
+            true => Some(Pump::start(&inbox)?),
+            false => None,
+        };
+        Ok(Self {
+            _pump: pump,
+            connected: None,
+            joining: None,
+            device: Some(device),
+            open: Opener(open),
+            own,
+            inbox,
+            doorbells,
+            meet,
+            options: options.clone(),
+            mtu: MTU_MOST,
+            look_again: None,
+            usable: true,
+            last_trouble: None,
+            losses: 0,
+            events: VecDeque::new(),
+        })
+    }
+
+    /// What connections leave by; `None` while the device is gone.
+    pub fn port(&self) -> Option<&Port> {
+        self.device.as_ref().map(|device| device.adapter.port())
+    }
+
+    /// What the connection of the moment has counted.
+    pub fn counts(&self) -> SendCounts {
+        self.connected
+            .as_ref()
+            .map(|c| c.wire.counts())
+            .unwrap_or_default()
+    }
+
+    /// Who was turned away so far.
+    pub fn meet_counts(&self) -> MeetCounts {
+        self.meet.counts()
+    }
+
+    /// Registers further memory with the link's device, such as that of a GPU, for the peer to write to where `remote`.
+    pub fn register(&self, memory: Memory, remote: bool) -> Result<Registration, LinkError> {
+        let device = self
+            .device
+            .as_ref()
+            .ok_or_else(|| error::unavailable("the device is gone"))?;
+        device.adapter.register(memory, remote).map(Registration)
+    }
+
+    fn tell(&mut self, event: LinkEvent) {
+        if self.events.len() < EVENTS_MAX {
+            self.events.push_back(event);
+        }
+    }
+
+    fn tell_transport(&mut self, name: &'static str, why: impl Into<String>) {
+        let why = why.into();
+        self.tell(LinkEvent::Transport { name, why });
+    }
+
+    /// Whether both directions work.
+    fn is_set(&self) -> bool {
+        self.connected
+            .as_ref()
+            .is_some_and(|c| c.exchange.is_caller() || self.inbox.is_greeted())
+    }
+
+    /// Ends the connection of the moment, or what was to become one.
+    fn lose(&mut self, name: &'static str, why: impl Into<String>) {
+        let was_set = self.is_set();
+        self.joining = None;
+        self.inbox.detach();
+        if let Some(connected) = self.connected.take() {
+            connected.wire.end();
+        }
+        self.meet.over();
+        if was_set {
+            self.losses += 1;
+            self.tell_transport(name, why);
+        }
+    }
+
+    fn lose_device(&mut self, why: String) {
+        self.lose("rdma-device-gone", why.clone());
+        if self.device.take().is_some() {
+            self.tell(LinkEvent::DeviceGone { why });
+        }
+        self.look_again = Some(Instant::now() + DEVICE_PAUSE);
+    }
+
+    /// Hears what the device tells by itself.
+    fn hear_device(&mut self) {
+        while let Some(notice) = self.device.as_ref().and_then(|d| d.adapter.next_notice()) {
+            match notice {
+                Notice::DeviceGone => {
+                    self.lose_device("the device says that it is gone or broken".to_owned());
+                }
+                Notice::PortUp => {
+                    self.look_again = None;
+                    self.tell_transport("rdma-port-up", "the port is up");
+                }
+                Notice::PortDown => {
+                    self.tell_transport("rdma-port-down", "the port is down");
+                    self.lose("rdma-lost", "the port is down");
+                    self.look_again = None;
+                }
+                Notice::AddressesChanged => {
+                    let usable = self.device.as_ref().map(|d| d.adapter.is_usable());
+                    if let Some(Err(why)) = usable {
+                        // Found anew with another address, or refused with the reason.
+                        self.tell_transport("rdma-address-changed", why.clone());
+                        self.lose("rdma-lost", why);
+                        self.device = None;
+                        self.look_again = Some(Instant::now() + DEVICE_PAUSE);
+                    }
+                }
+                Notice::Other(_) => {}
+            }
+        }
+    }
+
+    /// Opens a device that was gone.
+    fn seek_device(&mut self) -> bool {
+        let busy = self.connected.is_some() || self.joining.is_some();
+        let now = Instant::now();
+        if let Some(device) = &self.device {
+            if !busy && self.look_again.is_none_or(|t| now >= t) {
+                self.look_again = Some(now + DEVICE_PAUSE);
+                self.usable = device.adapter.is_usable().is_ok();
+            }
+            return busy || self.usable;
+        }
+        if self.look_again.is_some_and(|t| now < t) {
+            return false;
+        }
+        self.look_again = Some(now + DEVICE_PAUSE);
+        match (self.open.0)().and_then(|adapter| Device::new(adapter, &self.own)) {
+            Ok(device) => {
+                self.device = Some(device);
+                self.look_again = None;
+                self.tell(LinkEvent::DeviceBack);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// Looks after the connection of the moment.
+    fn check_peer(&mut self) {
+        let Some(connected) = &mut self.connected else {
+            return;
+        };
+        let sent = connected.wire.poll();
+        let lost = match sent.and_then(|()| self.inbox.poll()) {
+            Err(why) => Some(("rdma-broken", why)),
+            Ok(()) => match (connected.exchange.is_alive(), connected.queue.ended()) {
+                (Err(why), _) => Some(("rdma-peer-gone", why)),
+                (Ok(()), Some(why)) => Some(("rdma-ended", why)),
+                (Ok(()), None) => None,
+            },
+        };
+        let Some((name, why)) = lost else { return };
+        if why.contains(verbs::status_name(RETRY_EXHAUSTED)) && connected.mtu > 1024 {
+            // Perhaps the way does not take packets as large as both ends do.
+            self.mtu = connected.mtu / 2;
+        }
+        self.lose(name, why);
+    }
+
+    /// Goes on with a connection that is being made.
+    fn join(&mut self) -> Result<(), LinkError> {
+        let (Some(joining), Some(device)) = (self.joining.take(), &self.device) else {
+            return Ok(());
+        };
+        match joining.poll(device, &self.options) {
+            Ok(Err(joining)) => self.joining = Some(joining),
+            Ok(Ok(joined)) => {
+                if let Err(why) = self.connect(joined) {
+                    self.give_up(why);
+                }
+            }
+            Err(Trouble::Final(e)) => return Err(named(self.meet.name(), e)),
+            Err(Trouble::Passing(why)) => self.give_up(why),
+        }
+        Ok(())
+    }
+
+    /// A connection did not come about; another is tried.
+    fn give_up(&mut self, why: String) {
+        self.inbox.detach();
+        self.connected = None;
+        self.meet.over();
+        if self.last_trouble.as_ref() != Some(&why) {
+            self.tell_transport("rdma-not-connected", why.clone());
+            self.last_trouble = Some(why);
+        }
+    }
+
+    fn connect(&mut self, joined: Joined) -> Result<(), String> {
+        let Joined {
+            exchange,
+            queue,
+            remote,
+        } = joined;
+        let Some(device) = &self.device else { return Ok(()) };
+        let mirror = device.mirror(&self.options).map_err(|e| e.what)?;
+        let wire = Arc::new(Wire::new(Parts {
+            queue: Arc::clone(&queue),
+            mirror,
+            remote,
+            control: self.own.control(),
+            immediate: device.adapter.port().fabric.has_immediate(),
+            strict: self.options.strict,
+            depth: self.options.depth,
+            inline: self.options.inline_bytes,
+        }));
+        if queue.granted().depth < DEPTH_LEAST {
+            let depth = queue.granted().depth;
+            return Err(format!(
+                "the device takes {depth} requests, and {DEPTH_LEAST} are needed"
+            ));
+        }
+        if wire.inline < ntb_mem::line::LINE_BYTES {
+            return Err(format!(
+                "the device carries {} bytes in a request, and a line has 64",
+                wire.inline
+            ));
+        }
+        self.inbox
+            .attach(
+                Arc::clone(&queue),
+                Arc::clone(&wire),
+                device.buffers.clone(),
+                self.own.runs(),
+            )
+            .map_err(|e| format!("completions cannot be waited for: {e}"))?;
+        if exchange.is_caller() {
+            wire.ring(GREETING);
+        }
+        self.last_trouble = None;
+        self.connected = Some(Connected {
+            wire,
+            mtu: device.wish(&self.options, self.mtu).mtu,
+            queue,
+            exchange,
+        });
+        Ok(())
+    }
+
+    /// Meets a peer.
+    fn meet(&mut self) -> Result<(), LinkError> {
+        let taken = self.joining.is_some() || self.connected.is_some();
+        let Some(met) = self.meet.poll(taken)? else {
+            return Ok(());
+        };
+        let Some(device) = &self.device else { return Ok(()) };
+        // Before the peer can know where anything is.
+        self.own.clear_control();
+        self.inbox.forget_rings();
+        match Joining::new(Exchange::new(met), device, &self.options, self.mtu) {
+            Ok(joining) => self.joining = Some(joining),
+            Err(why) => self.give_up(why),
+        }
+        Ok(())
+    }
+}
+
+fn named(name: &str, mut e: LinkError) -> LinkError {
+    e.what = format!("{name}: {}", e.what);
+    e
+}
+
+/// Refuses options that cannot be.
+fn check(options: &RdmaOptions) -> Result<(), LinkError> {
+    let wrong = |what: String| Err(failed("bad-option", 2, what));
+    if let Some(mtu) = options
+        .mtu
+        .filter(|mtu| ![256, 512, 1024, 2048, 4096].contains(mtu))
+    {
+        return wrong(format!(
+            "packets of {mtu} bytes: 256, 512, 1024, 2048 or 4096 are possible"
+        ));
+    }
+    if options.timeout > 31 || options.retries > 7 || options.service_level > 15 {
+        return wrong(format!(
+            "time-out {} (0 to 31), retries {} (0 to 7), service level {} (0 to 15)",
+            options.timeout, options.retries, options.service_level
+        ));
+    }
+    Ok(())
+}
+
+impl Link for RdmaLink {
+    fn facts(&self) -> LinkFacts {
+        LinkFacts {
+            kind: LinkKind::Rdma,
+            address: self.meet.name().to_owned(),
+            page_bytes: self.own.window().page_bytes(),
+            engine: match self.options.strict {
+                true => "rdma-strict",
+                false => "rdma-write",
+            },
+        }
+    }
+
+    fn order(&self) -> Order {
+        match self.options.strict {
+            true => Order::Ordered,
+            false => Order::Relaxed,
+        }
+    }
+
+    fn poll(&mut self) -> Result<LinkStatus, LinkError> {
+        self.hear_device();
+        self.check_peer();
+        if self.seek_device() {
+            self.join()?;
+            self.meet()?;
+        }
+        Ok(LinkStatus {
+            state: match (self.is_set(), self.connected.is_some() || self.joining.is_some()) {
+                (true, _) => LinkState::WindowsSet,
+                (false, true) => LinkState::CableUp,
+                (false, false) => LinkState::CableDown,
+            },
+            losses: self.losses,
+        })
+    }
+
+    fn wait(&self, timeout: Duration) {
+        let [bell, ..] = &self.doorbells;
+        let mut fds = vec![bell.as_fd()];
+        fds.extend(self.device.as_ref().map(|d| d.adapter.notices()));
+        fds.extend(self.meet.descriptors());
+        fds.extend(self.joining.iter().flat_map(Joining::descriptors));
+        if let Some(connected) = &self.connected {
+            fds.push(connected.exchange.as_fd());
+            fds.extend(connected.queue.news());
+        }
+        let idle = self.connected.is_none() && (self.device.is_none() || self.meet.is_restless());
+        let timeout = if idle {
+            timeout.min(RESTLESS_PAUSE)
+        } else {
+            timeout
+        };
+        if sleep_on(&fds, timeout) {
+            bell.take();
+        }
+    }
+
+    fn registers(&self) -> Registers {
+        match self.is_set() {
+            true => self.own.registers(),
+            false => NO_REGISTERS,
+        }
+    }
+
+    fn write_registers(&mut self, registers: &Registers) {
+        if let (true, Some(connected)) = (self.is_set(), &self.connected) {
+            let mut bytes = [0; 32];
+            for (to, from) in bytes.chunks_exact_mut(4).zip(registers) {
+                to.copy_from_slice(&from.to_le_bytes());
+            }
+            connected.wire.post_registers(bytes);
+        }
+    }
+
+    fn inbound(&self) -> View {
+        self.own.window().view()
+    }
+
+    fn outbound(&self) -> Option<Engine> {
+        let connected = self.connected.as_ref().filter(|_| self.is_set())?;
+        let wire = Arc::clone(&connected.wire);
+        Some(Engine::Other(Box::new(RdmaEngine::new(
+            wire,
+            self.options.batch_bytes,
+            self.options.stall,
+        ))))
+    }
+
+    fn ring(&mut self, doorbell: u32) {
+        if let (true, true, Some(connected)) = (doorbell < DOORBELLS, self.is_set(), &self.connected) {
+            connected.wire.ring(doorbell);
+        }
+    }
+
+    fn doorbell(&self, number: u32) -> Doorbell {
+        let [first, ..] = &self.doorbells;
+        self.doorbells.get(number as usize).unwrap_or(first).clone()
+    }
+
+    fn next_event(&mut self) -> Option<LinkEvent> {
+        self.events.pop_front()
+    }
+}
+
+impl Drop for RdmaLink {
+    fn drop(&mut self) {
+        self.lose("rdma-closed", "this side has closed the link");
+    }
+}
