@@ -13,6 +13,7 @@ mod epf;
 mod error;
 mod events;
 pub mod family;
+pub mod fuzz;
 pub mod inferred;
 mod intel_gen3;
 mod intel_gen4;

@@ -14,14 +14,14 @@ use std::{io::Write, sync::Arc, time::Duration};
 
 use ntb_mem::clock::Clock;
 use ntb_ring::{
-    channel::{ConnectError, Connection, Options},
+    channel::{ConnectError, Connection},
     link::select::{self, LinkOptions},
     session::ChannelSpec,
 };
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::{
-    CHANNEL, connect_failure,
+    CHANNEL, connect_failure, connection_options,
     events::{Events, Print},
     link_failure,
     measure::{Hold, Port},
@@ -70,7 +70,8 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         // Whoever started it may have closed standard output.
         let _ = writeln!(std::io::stdout(), "serving on {}", opened.chosen);
     }
-    let connection = Connection::open(opened.link, &Options::default()).map_err(|e| connect_failure(&e))?;
+    let connection =
+        Connection::open(opened.link, &connection_options(&args.address)).map_err(|e| connect_failure(&e))?;
     let connection = Arc::new(connection);
     let print = if args.quiet { Print::Nothing } else { Print::All };
     let _events = Events::watch(Arc::clone(&connection), print)

@@ -10,7 +10,7 @@ use std::{
 use ntb_mem::clock::Clock;
 use ntb_ring::{
     address::Address,
-    channel::{ConnectError, Connection, Options},
+    channel::{ConnectError, Connection},
     link::{
         LinkFacts, LinkKind,
         engine::EngineChoice,
@@ -20,7 +20,7 @@ use ntb_ring::{
 };
 
 use super::{
-    super::{CHANNEL, connect_failure, link_failure},
+    super::{CHANNEL, connect_failure, connection_options, link_failure},
     watch::watcher,
 };
 use crate::{
@@ -135,7 +135,7 @@ impl Site {
             println!("link: {}{with}", opened.chosen);
         }
         let connection =
-            Connection::open(opened.link, &Options::default()).map_err(|e| connect_failure(&e))?;
+            Connection::open(opened.link, &connection_options(&address)).map_err(|e| connect_failure(&e))?;
         let connection = Arc::new(connection);
         let events = Events::watch(Arc::clone(&connection), Print::Trouble)
             .map_err(|e| Failure::new(Exit::Limits, "no-thread", e.to_string()))?;
