@@ -4,7 +4,7 @@
 
 mod device;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 use std::{
     collections::BTreeSet,

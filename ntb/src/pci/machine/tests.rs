@@ -8,10 +8,10 @@ use std::{
 };
 
 /// Address of the bridge on described machines.
-pub(in crate::pci) const NTB: &str = "0000:81:00.0";
+pub(crate) const NTB: &str = "0000:81:00.0";
 
 /// A machine in a directory that goes away with it.
-pub(in crate::pci) struct Described {
+pub(crate) struct Described {
     root: PathBuf,
 }
 
@@ -22,7 +22,7 @@ impl Drop for Described {
 }
 
 impl Described {
-    pub(in crate::pci) fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let n = NEXT.fetch_add(1, Ordering::Relaxed);
         let root = std::env::temp_dir().join(format!("ntb-machine-{}-{n}", std::process::id()));
@@ -31,7 +31,7 @@ impl Described {
     }
 
     /// A Sapphire Rapids bridge alone in group 42, held by vfio-pci, with its node.
-    pub(in crate::pci) fn spr() -> Self {
+    pub(crate) fn spr() -> Self {
         Self::empty()
             .function(NTB, "0x8086", "0x347e", "0x10", "0x068000", Some("vfio-pci"))
             .group(NTB, 42)
@@ -46,18 +46,18 @@ impl Described {
             .file("/dev/vfio/42", "")
     }
 
-    pub(in crate::pci) fn machine(&self) -> Machine {
+    pub(crate) fn machine(&self) -> Machine {
         Machine::at(&self.root)
     }
 
-    pub(in crate::pci) fn file(self, path: &str, text: &str) -> Self {
+    pub(crate) fn file(self, path: &str, text: &str) -> Self {
         let path = self.machine().path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
         self
     }
 
-    pub(in crate::pci) fn link(self, path: &str, to: &str) -> Self {
+    pub(crate) fn link(self, path: &str, to: &str) -> Self {
         let path = self.machine().path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let _ = fs::remove_file(&path);
@@ -65,7 +65,7 @@ impl Described {
         self
     }
 
-    pub(in crate::pci) fn function(
+    pub(crate) fn function(
         self,
         at: &str,
         vendor: &str,
@@ -89,7 +89,7 @@ impl Described {
         this
     }
 
-    pub(in crate::pci) fn group(self, at: &str, group: u32) -> Self {
+    pub(crate) fn group(self, at: &str, group: u32) -> Self {
         self.link(
             &format!("/sys/bus/pci/devices/{at}/iommu_group"),
             &format!("../../../kernel/iommu_groups/{group}"),
@@ -100,7 +100,7 @@ impl Described {
         )
     }
 
-    pub(in crate::pci) fn ntb(&self) -> Device {
+    pub(crate) fn ntb(&self) -> Device {
         self.machine().device(NTB.parse().unwrap()).unwrap()
     }
 }
