@@ -9,6 +9,7 @@ use crate::{
     pci::{
         OpenError,
         machine::{Device, Machine},
+        vfio::Interface,
     },
 };
 
@@ -53,7 +54,7 @@ impl Found {
     }
 }
 
-/// The bridges of a machine by address. `no_iommu` says whether one without an IOMMU would do.
+/// The bridges of a machine by address. `no_iommu` says whether to open them without an IOMMU.
 pub fn bridges(machine: &Machine, no_iommu: bool) -> Vec<Found> {
     machine
         .bridges()
@@ -70,7 +71,10 @@ pub fn bridges(machine: &Machine, no_iommu: bool) -> Vec<Found> {
                 None => refusal(machine, device, no_iommu).as_ref().map(Refusal::from),
             };
             Found {
-                address: PortAddress::Bridge(device.address()),
+                address: match no_iommu {
+                    true => PortAddress::BridgeBy(device.address(), Interface::NoIommu),
+                    false => PortAddress::Bridge(device.address()),
+                },
                 family,
                 refusal,
             }
@@ -152,7 +156,7 @@ mod tests {
 
         let described = Described::spr();
         let node = described.machine().path("/dev/vfio/42");
-        std::fs::set_permissions(&node, PermissionsExt::from_mode(0)).unwrap();
+        std::fs::set_permissions(&node, PermissionsExt::from_mode(0o000)).unwrap();
         assert_eq!(name(&described), "no-permission");
         std::fs::remove_file(&node).unwrap();
         assert_eq!(name(&described), "node-missing");

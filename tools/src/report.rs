@@ -96,6 +96,18 @@ pub struct LinkSection {
     pub engine: &'static str,
 }
 
+impl LinkSection {
+    /// What every result over such a link is marked with.
+    pub fn warning(&self) -> Option<String> {
+        self.address.ends_with(",no-iommu").then(|| {
+            format!(
+                "{}: no IOMMU guards this machine: the peer, and any fault of the bridge, reaches all of its memory",
+                self.address
+            )
+        })
+    }
+}
+
 /// What the wire of a bridge took for a message. One message is one way: a round trip is two of them.
 ///
 /// This end's stores go through a model of the processor's path to the bus, whose writes the emulator counts once more;
@@ -324,4 +336,26 @@ impl Report {
 
 fn number(value: Option<u64>) -> String {
     value.map_or("-".to_owned(), |v| v.to_string())
+}
+
+#[cfg(test)]
+mod link_tests {
+    use super::LinkSection;
+
+    #[test]
+    fn results_without_an_iommu_are_marked() {
+        let warning = |address: &str| {
+            LinkSection {
+                address: address.to_owned(),
+                kind: "ntb",
+                reason: String::new(),
+                engine: "write-combining",
+            }
+            .warning()
+        };
+        assert_eq!(warning("ntb:0000:81:00.0"), None);
+        assert_eq!(warning("ntb:0000:81:00.0,iommufd"), None);
+        let marked = warning("ntb:0000:81:00.0,no-iommu").unwrap();
+        assert!(marked.contains("all of its memory"), "{marked}");
+    }
 }

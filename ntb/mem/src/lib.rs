@@ -9,6 +9,7 @@
 //! - [`region`]: mapped memory that another party writes: allocation, views, revocation.
 //! - [`export`]: memory that devices may be let into, whoever owns it.
 //! - [`cpu`]: the processor features that stores depend on, injectable for tests.
+//! - [`waive`]: what a test could not try, said so that it is counted.
 //! - [`clock`]: time stamps from the cycle counter, or from the system clock where that one is not fit.
 //!
 //! Memory that a peer or a device writes is never a slice or a reference here: it is read and written
@@ -21,3 +22,4 @@ pub mod line;
 pub mod region;
 pub mod store;
 pub mod sync;
+pub mod waive;

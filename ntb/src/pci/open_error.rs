@@ -55,7 +55,7 @@ pub enum OpenError {
     #[error(
         "{address} is in no IOMMU group: the IOMMU is absent or off. Enable VT-d or AMD-Vi in the firmware set-up and \
          boot with intel_iommu=on iommu=pt (Intel; AMD needs nothing more). Without an IOMMU the bridge could write to \
-         all memory of this machine; the option for no-IOMMU mode accepts that"
+         all memory of this machine; who accepts that writes ntb:{address},no-iommu"
     )]
     NoIommu {
         /// The function asked for.

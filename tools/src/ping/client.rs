@@ -354,6 +354,7 @@ fn floor_section(floors: &[Result<Floor, String>; 2], facts: &ClockFacts) -> Flo
 
 fn warnings(report: &Report, site: &Site, outcome: &Outcome) -> Vec<String> {
     let mut out = report.environment.warnings();
+    out.extend(report.link.warning());
     for (when, floor) in ["before", "after"].iter().zip(&outcome.floors) {
         if let Err(e) = floor {
             out.push(format!("the floor {when} the measurement is missing: {e}"));

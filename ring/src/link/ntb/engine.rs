@@ -1,13 +1,6 @@
 //! Engines onto the peer's memory through the apertures of this side's windows.
 //!
-//! | engine | how a line is stored | order |
-//! | --- | --- | --- |
-//! | `write-combining` | streaming stores, 64 bytes wide with AVX-512, else eight of 8 bytes; fence between messages | ordered with AVX-512: the line leaves whole; else relaxed: a combining buffer may be evicted half full |
-//! | `movdir64b` | one direct store of 64 bytes; fence between messages | ordered |
-//! | `uncached-8` | eight stores of 8 bytes | relaxed |
-//! | `write-back` | plain stores to plain memory behind a software device | ordered |
-//! | `trapped-64` | one write of the emulated window | relaxed: an emulator may hold part of a line back, as a combining buffer does, and sees no fence |
-//! | `trapped-8` | eight writes of the emulated window | relaxed |
+//! What each of them keeps in order, and why that is enough, is a table in `docs/memory-model.md`.
 
 #![allow(unsafe_code, reason = "stores to device memory by address")]
 
