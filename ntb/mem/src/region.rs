@@ -390,6 +390,24 @@ impl View {
         u64::from_le(self.word(index).load(order))
     }
 
+    /// Loads words 0 to 6 of a line, each once, relaxed.
+    ///
+    /// # Panics
+    /// When `line` is not below [`View::lines`].
+    #[inline(always)]
+    pub fn load_body(&self, line: u64) -> [u64; LINE_WORDS - 1] {
+        assert!(line < self.lines(), "line outside the view");
+        self.count_remote_load();
+        let base = self.base.wrapping_add(line as usize * LINE_WORDS);
+        let mut body = [0; LINE_WORDS - 1];
+        for (i, slot) in body.iter_mut().enumerate() {
+            // SAFETY: in bounds by the assertion above; otherwise as in `word`.
+            let word = unsafe { AtomicU64::from_ptr(base.add(i)) };
+            *slot = u64::from_le(word.load(Ordering::Relaxed));
+        }
+        body
+    }
+
     /// Stores word `index`.
     ///
     /// # Panics

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     link::Doorbell,
-    queue::{Answer, ConsumerStats, Message, Received, RecvError},
+    queue::{Answer, ConsumerStats, Message, Polled, Received, RecvError},
     session::CloseReason,
 };
 
@@ -48,6 +48,9 @@ pub struct Receiver {
     ended: ReceiverStats,
     sleeps: u64,
     wait: Wait,
+    /// What the slow way of [`Receiver::try_recv`] gave. Were it returned by that call, the result of the fast way would
+    /// have to go through memory as well, in pieces that cannot be forwarded to the wider load that follows.
+    outcome: Result<Received, RecvFailure>,
 }
 
 impl Receiver {
@@ -60,6 +63,7 @@ impl Receiver {
             ended: ReceiverStats::default(),
             sleeps: 0,
             wait: Wait::default(),
+            outcome: Err(RecvFailure::Empty),
         }
     }
 
@@ -69,9 +73,28 @@ impl Receiver {
     }
 
     /// Receives one message into `buf`.
-    #[inline]
+    #[inline(always)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvFailure> {
-        self.attempt(|rx| rx.try_recv(buf))
+        if let Some(rx) = &mut self.rx {
+            let before = (rx.next_seq(), rx.stats().bytes);
+            let polled = rx.try_recv_line(buf);
+            let now = self.shared.epoch.load(Ordering::Acquire); // E2
+            match polled {
+                Polled::Received(received) if now == self.epoch => return Ok(received),
+                Polled::Empty if now == self.epoch => return Err(RecvFailure::Empty),
+                Polled::Received(received) => self.outcome = self.attempt_ended(Ok(received), before),
+                Polled::Empty | Polled::Other => self.try_recv_other(buf),
+            }
+        } else {
+            self.try_recv_other(buf);
+        }
+        std::mem::replace(&mut self.outcome, Err(RecvFailure::Empty))
+    }
+
+    /// [`Receiver::try_recv`] in every case, into `outcome`.
+    #[inline(never)]
+    fn try_recv_other(&mut self, buf: &mut [u8]) {
+        self.outcome = self.attempt(|rx| rx.try_recv(buf));
     }
 
     /// Receives one message and lets `f` read it where it is. It is consumed when `f` returns.
@@ -222,7 +245,7 @@ impl Receiver {
         let before = (rx.next_seq(), rx.stats().bytes);
         let result = f(rx);
         if self.epoch != self.shared.epoch.load(Ordering::Acquire) {
-            return self.attempt_ended(result, before);
+            return self.attempt_ended(result, before); // E2
         }
         match result {
             Ok(value) => Ok(value),

@@ -51,6 +51,9 @@ pub struct Sender {
     peer: Arc<PeerInfo>,
     ended: SenderStats,
     wait: Wait,
+    /// What the slow way of [`Sender::try_send_typed`] gave: not returned by that call, so that the result of the fast
+    /// way stays in registers.
+    outcome: Result<u64, SendFailure>,
 }
 
 impl Sender {
@@ -63,6 +66,7 @@ impl Sender {
             peer,
             ended: SenderStats::default(),
             wait: Wait::default(),
+            outcome: Ok(0),
         }
     }
 
@@ -74,20 +78,37 @@ impl Sender {
     }
 
     /// Sends one message, or none of it. Returns its sequence in this life of the channel.
-    #[inline]
+    #[inline(always)]
     pub fn try_send(&mut self, bytes: &[u8]) -> Result<u64, SendFailure> {
         self.try_send_typed(0, bytes)
     }
 
     /// Sends one message with a type of the application's. Type 0 is the same as none.
-    #[inline]
+    #[inline(always)]
     pub fn try_send_typed(&mut self, message_type: u32, bytes: &[u8]) -> Result<u64, SendFailure> {
-        let result = self.tx()?.try_send(message_type, bytes);
-        result.map_err(|e| self.explain(e))
+        if self.epoch == self.shared.epoch.load(Ordering::Acquire) // E2
+            && let Some(tx) = &mut self.tx
+            && let Some(seq) = tx.try_send_line(message_type, bytes)
+        {
+            return Ok(seq);
+        }
+        self.try_send_other(message_type, bytes);
+        std::mem::replace(&mut self.outcome, Ok(0))
+    }
+
+    /// [`Sender::try_send_typed`] in every case, into `outcome`.
+    #[inline(never)]
+    fn try_send_other(&mut self, message_type: u32, bytes: &[u8]) {
+        self.outcome = match self.tx() {
+            Ok(tx) => tx
+                .try_send(message_type, bytes)
+                .map_err(|e| explain(&self.shared, &self.peer, e)),
+            Err(e) => Err(e),
+        };
     }
 
     /// Sends a value by its bytes.
-    #[inline]
+    #[inline(always)]
     pub fn try_send_value<T: IntoBytes + Immutable>(
         &mut self,
         message_type: u32,

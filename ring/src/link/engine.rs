@@ -65,13 +65,18 @@ pub trait Inbound: Send {
     /// Copies line `line` out, word 7 first and with acquire.
     #[inline(always)]
     fn load_line(&self, line: u64) -> Line {
-        let base = line as usize * LINE_WORDS;
-        let mut out = Line::ZERO;
-        out.0[LINE_WORDS - 1] = self.load(base + LINE_WORDS - 1, Ordering::Acquire);
-        for i in 0..LINE_WORDS - 1 {
-            out.0[i] = self.load(base + i, Ordering::Relaxed);
+        let last = self.load(line as usize * LINE_WORDS + LINE_WORDS - 1, Ordering::Acquire);
+        Line::from_parts(self.load_body(line), last)
+    }
+
+    /// Loads words 0 to 6 of line `line`, each once, relaxed.
+    #[inline(always)]
+    fn load_body(&self, line: u64) -> [u64; LINE_WORDS - 1] {
+        let mut body = [0; LINE_WORDS - 1];
+        for (i, slot) in body.iter_mut().enumerate() {
+            *slot = self.load(line as usize * LINE_WORDS + i, Ordering::Relaxed);
         }
-        out
+        body
     }
 
     /// Copies bytes out, from byte `from` on. Each word is loaded once, relaxed.
@@ -99,6 +104,11 @@ impl Inbound for View {
     #[inline(always)]
     fn load(&self, index: usize, order: Ordering) -> u64 {
         View::load(self, index, order)
+    }
+
+    #[inline(always)]
+    fn load_body(&self, line: u64) -> [u64; LINE_WORDS - 1] {
+        View::load_body(self, line)
     }
 
     #[inline(always)]

@@ -11,7 +11,7 @@ use ntb_mem::{
 };
 
 use super::{
-    Lane, credit_step,
+    Lane, credit_latest, credit_step,
     message::{InPlace, Message, Payload},
 };
 use crate::{
@@ -91,6 +91,28 @@ struct Block {
     checked: bool,
 }
 
+/// What a look at the ring gave.
+enum Peek {
+    /// The next message, in one line: sound, with its type and length.
+    Line(Line, u32, usize),
+    /// Nothing.
+    Empty,
+    /// Nothing, and it is time for what is done when there is nothing.
+    Idle,
+    /// One of the open block.
+    Block,
+    /// A line whose mark is due, and that is no sound message by itself.
+    Other(Line),
+}
+
+/// What [`Consumer::try_recv_line`] gave.
+pub(crate) enum Polled {
+    Received(Received),
+    Empty,
+    /// For [`Consumer::try_recv`] to find out. Nothing has been consumed.
+    Other,
+}
+
 /// The receiving end of one life of a lane.
 pub struct Consumer<E, I> {
     ring: I,
@@ -105,6 +127,9 @@ pub struct Consumer<E, I> {
     seq: u64,
     /// Lines given back.
     credited: u64,
+    /// Consumed lines that are given back when nothing else is to be done, and at the latest.
+    credit_step: u64,
+    credit_latest: u64,
     /// Raw starved words last seen, and the count they ask for while not yet given.
     starved: [u64; 2],
     wanted: Option<u64>,
@@ -144,6 +169,8 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             tail: 0,
             seq: lane.first_seq,
             credited: 0,
+            credit_step: credit_step(lane.ring_lines),
+            credit_latest: credit_latest(lane.ring_lines),
             starved: [0; 2],
             wanted: None,
             empty_polls: 0,
@@ -185,29 +212,42 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.deadline = deadline;
     }
 
+    /// The whole of [`Consumer::try_recv`] for a message of one line, and for none.
+    #[inline(always)]
+    pub(crate) fn try_recv_line(&mut self, buf: &mut [u8]) -> Polled {
+        let (content, message_type, len) = match self.peek() {
+            Peek::Line(content, message_type, len) => (content, message_type, len),
+            Peek::Empty => return Polled::Empty,
+            Peek::Idle | Peek::Block | Peek::Other(_) => return Polled::Other,
+        };
+        let Some(dst) = buf.get_mut(..len) else {
+            return Polled::Other;
+        };
+        content.copy_to(dst);
+        let seq = self.seq;
+        self.consume(1, 1, len as u64);
+        Polled::Received(Received {
+            len,
+            message_type,
+            seq,
+        })
+    }
+
     /// Receives one message into `buf` and returns its length, type and sequence.
-    #[inline]
+    #[inline(never)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvError> {
         self.visit(|m| {
-            let len = m.len();
-            if len > buf.len() {
-                return (
-                    Err(RecvError::TooSmall {
-                        needed: len,
-                        given: buf.len(),
-                    }),
-                    false,
-                );
+            let needed = m.len();
+            if needed > buf.len() {
+                let given = buf.len();
+                return (Err(RecvError::TooSmall { needed, given }), false);
             }
-            m.copy_to(0, buf);
-            (
-                Ok(Received {
-                    len,
-                    message_type: m.message_type,
-                    seq: m.seq,
-                }),
-                true,
-            )
+            let received = Received {
+                len: m.copy_to(0, buf),
+                message_type: m.message_type,
+                seq: m.seq,
+            };
+            (Ok(received), true)
         })?
     }
 
@@ -258,56 +298,75 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         Some(n)
     }
 
+    /// Looks whether the next message is there.
+    #[inline(always)]
+    fn peek(&mut self) -> Peek {
+        if self.block.is_some() {
+            return Peek::Block;
+        }
+        let at = self.tail & self.mask;
+        let mark = self.ring.load(at as usize * LINE_WORDS + LINE_WORDS - 1, Acquire); // C1
+        if self.corrupt.is_some() {
+            return Peek::Idle;
+        }
+        if !line::is_due(mark, self.lane.to_consumer, self.seq) {
+            // The poll that finds nothing is the one whose length a message has to wait for.
+            let polls = self.empty_polls.wrapping_add(1);
+            if polls.is_multiple_of(LOOK_EVERY) || self.tail.wrapping_sub(self.credited) >= self.credit_step {
+                return Peek::Idle;
+            }
+            self.empty_polls = polls;
+            return Peek::Empty;
+        }
+        let content = Line::from_parts(self.ring.load_body(at), mark);
+        match line::single(&content, self.lane.to_consumer, self.order) {
+            Some((message_type, len))
+                if self.order == Order::Ordered || line::checks(&content, message_type) =>
+            {
+                Peek::Line(content, message_type, len)
+            }
+            _ => Peek::Other(content),
+        }
+    }
+
+    /// The line whose mark is due does not carry a message whole, or makes no sense: opens the block it begins.
+    fn begin_block(&mut self, content: Line) -> Result<(), RecvError> {
+        match line::decode(
+            &content,
+            self.lane.to_consumer,
+            self.order,
+            self.lane.ring_lines,
+            self.lane.max_message(),
+        ) {
+            Decoded::Sound(head) if matches!(head.kind, Kind::Small | Kind::Bare) => {
+                Err(self.unsound("the check of a line does not hold"))
+            }
+            Decoded::Sound(head) => self.open_block(head, content),
+            Decoded::Absent => Err(self.idle()),
+            Decoded::Unsound(why) => Err(self.unsound(why)),
+        }
+    }
+
     /// Shows the next message to `f`; consumes it when `f` says so.
     #[inline(always)]
     fn visit<R>(&mut self, f: impl FnOnce(&Message<'_, I>) -> (R, bool)) -> Result<R, RecvError> {
-        if self.block.is_none() {
-            let at = self.tail & self.mask;
-            let mark = self.ring.load(at as usize * LINE_WORDS + LINE_WORDS - 1, Acquire); // C1
-            if !line::is_due(mark, self.lane.to_consumer, self.seq) {
-                // The poll that finds nothing is the one whose length a message has to wait for.
-                let polls = self.empty_polls.wrapping_add(1);
-                if !polls.is_multiple_of(LOOK_EVERY) && self.corrupt.is_none() {
-                    self.empty_polls = polls;
-                    return Err(RecvError::Empty);
+        match self.peek() {
+            Peek::Empty => return Err(RecvError::Empty),
+            Peek::Idle => return Err(self.idle()),
+            Peek::Line(content, message_type, len) => {
+                let message = Message {
+                    seq: self.seq,
+                    message_type,
+                    payload: Payload::Line(content, len),
+                };
+                let (result, take) = f(&message);
+                if take {
+                    self.consume(1, 1, len as u64);
                 }
-                return Err(self.idle());
+                return Ok(result);
             }
-            let mut content = Line::ZERO;
-            for i in 0..LINE_WORDS - 1 {
-                content.0[i] = self.ring.load(at as usize * LINE_WORDS + i, Relaxed);
-            }
-            content.0[LINE_WORDS - 1] = mark;
-            match line::decode(
-                &content,
-                self.lane.to_consumer,
-                self.order,
-                self.lane.ring_lines,
-                self.lane.max_message(),
-            ) {
-                Decoded::Sound(head) if matches!(head.kind, Kind::Small | Kind::Bare) => {
-                    if self.order == Order::Relaxed && !self.check_holds(&content, &head, Check::default()) {
-                        return Err(self.unsound("the check of a line does not hold"));
-                    }
-                    if self.corrupt.is_some() {
-                        return Err(self.idle());
-                    }
-                    let len = head.size as usize;
-                    let message = Message {
-                        seq: self.seq,
-                        message_type: head.message_type,
-                        payload: Payload::Line(content, len),
-                    };
-                    let (result, take) = f(&message);
-                    if take {
-                        self.consume(1, 1, len as u64);
-                    }
-                    return Ok(result);
-                }
-                Decoded::Sound(head) => self.open_block(head, content)?,
-                Decoded::Absent => return Err(self.idle()),
-                Decoded::Unsound(why) => return Err(self.unsound(why)),
-            }
+            Peek::Other(content) => self.begin_block(content)?,
+            Peek::Block => {}
         }
         let Some(block) = self.block.as_ref() else {
             return Err(RecvError::Empty);
@@ -325,11 +384,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     }
 
     /// Takes a block up once it is complete.
-    #[cold]
     fn open_block(&mut self, head: Head, content: Line) -> Result<(), RecvError> {
-        if self.corrupt.is_some() {
-            return Err(self.idle());
-        }
         let bytes = head.size as usize * head.count as usize;
         if head.extra_lines == 0 && bytes > INLINE_MAX {
             return Err(self.unsound("more bytes than lines"));
@@ -379,8 +434,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     fn message_at(&self, block: &Block, len: usize) -> Message<'_, I> {
         let skip = block.done as usize * block.head.size as usize;
         let payload = if block.head.extra_lines == 0 {
-            let mut line = Line::ZERO;
-            line.fill_from(&block.line.to_bytes()[8 + skip..8 + skip + len]);
+            let line = Line::from_bytes(&block.line.to_bytes()[8 + skip..8 + skip + len]);
             Payload::Line(line, len)
         } else if block.checked {
             Payload::Checked(&self.scratch[skip..skip + len])
@@ -416,7 +470,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.stats.messages += messages;
         self.stats.bytes += bytes;
         self.consumed.store(self.seq, Relaxed);
-        if self.tail.wrapping_sub(self.credited) >= credit_step(self.lane.ring_lines) {
+        if self.tail.wrapping_sub(self.credited) >= self.credit_latest {
             self.post_credit();
         }
         self.look_starved();
@@ -425,6 +479,9 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Nothing there: the moment to see whether the producer waits for a credit.
     #[inline(never)]
     fn idle(&mut self) -> RecvError {
+        if self.tail.wrapping_sub(self.credited) >= self.credit_step {
+            self.post_credit();
+        }
         self.look_starved();
         self.empty_polls = self.empty_polls.wrapping_add(1);
         if self.empty_polls.is_multiple_of(OVERDUE_EVERY) {
@@ -493,6 +550,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         }
     }
 
+    #[inline(never)]
     fn post_credit(&mut self) {
         let key = self.lane.to_producer;
         let mut content = Line::ZERO;

@@ -74,7 +74,8 @@ impl<I: Inbound> Message<'_, I> {
         }
         let dst = &mut dst[..n];
         match &self.payload {
-            Payload::Line(line, _) => copy_line(line, from, dst),
+            Payload::Line(line, _) if from == 0 => line.copy_to(dst),
+            Payload::Line(line, _) => dst.copy_from_slice(&line.to_bytes()[from..from + n]),
             Payload::Checked(bytes) => dst.copy_from_slice(&bytes[from..from + n]),
             Payload::InPlace(p) => p.copy_out(from, dst),
         }
@@ -106,22 +107,4 @@ impl<I: Inbound> std::fmt::Debug for Message<'_, I> {
             .field("len", &self.len())
             .finish()
     }
-}
-
-#[inline(always)]
-fn copy_line(line: &Line, from: usize, dst: &mut [u8]) {
-    if from == 0 {
-        let mut words = dst.chunks_exact_mut(8);
-        let mut source = line.0.iter();
-        for (slot, word) in (&mut words).zip(&mut source) {
-            slot.copy_from_slice(&word.to_le_bytes());
-        }
-        let rest = words.into_remainder();
-        if let (false, Some(word)) = (rest.is_empty(), source.next()) {
-            rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]);
-        }
-        return;
-    }
-    let bytes = line.to_bytes();
-    dst.copy_from_slice(&bytes[from..from + dst.len()]);
 }

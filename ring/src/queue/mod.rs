@@ -11,8 +11,8 @@
 //! line, whose mark completes them. The consumer looks at one word: the mark of the line it expects next.
 //!
 //! Room comes back by credits: the consumer posts the count of lines it has consumed into the producer's memory,
-//! once per quarter of the ring, when the producer has posted that it is starved and waits for exactly that count, and
-//! before it sleeps. Never once per message.
+//! once per quarter of the ring (when a poll finds nothing, or a sixteenth of the ring later), when the producer has posted
+//! that it is starved and waits for exactly that count, and before it sleeps. Never once per message.
 //!
 //! # Pairs
 //!
@@ -31,6 +31,7 @@ mod message;
 mod producer;
 mod sleep;
 
+pub(crate) use consumer::Polled;
 pub use consumer::{Consumer, ConsumerStats, INCOMPLETE_DEADLINE, Received, RecvError};
 pub use message::Message;
 pub use producer::{Claim, Producer, ProducerStats, SendError};
@@ -72,9 +73,17 @@ pub const fn max_message(ring_lines: u64) -> u64 {
     (ring_lines - 1) * 64
 }
 
-/// Consumed lines after which the consumer posts a credit without being asked: just above a quarter of the ring.
+/// Consumed lines after which the consumer posts a credit without being asked, at the next poll that finds nothing: just
+/// above a quarter of the ring.
 pub(crate) const fn credit_step(ring_lines: u64) -> u64 {
     ring_lines / 4 + 1
+}
+
+/// Consumed lines after which it does so even if there is more to receive. A little later than [`credit_step`]: a reader
+/// that answers what it has received answers first, for stores leave in order and the answer would wait for the credit.
+pub(crate) const fn credit_latest(ring_lines: u64) -> u64 {
+    let later = ring_lines / 16;
+    credit_step(ring_lines) + if later > 1 { later } else { 1 }
 }
 
 #[cfg(test)]

@@ -162,29 +162,55 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     }
 
     /// Sends one message, or none of it. Returns its sequence.
-    #[inline]
+    #[inline(always)]
     pub fn try_send(&mut self, message_type: u32, bytes: &[u8]) -> Result<u64, SendError> {
         let seq = self.enqueue(message_type, bytes)?;
         self.engine.flush();
         Ok(seq)
     }
 
+    /// As [`Producer::try_send`] for a message that fits a line when there is known to be room; `None` otherwise.
+    #[inline(always)]
+    pub(crate) fn try_send_line(&mut self, message_type: u32, bytes: &[u8]) -> Option<u64> {
+        if bytes.len() > SMALL_MAX || self.lane.ring_lines == self.head.wrapping_sub(self.credit) {
+            return None;
+        }
+        let seq = self.put_single(Kind::Small, message_type, bytes);
+        self.engine.flush();
+        Some(seq)
+    }
+
     /// Stores one message without pushing it out of this side's buffers: [`Producer::flush`] after the last of a batch.
-    #[inline]
+    #[inline(always)]
     pub fn enqueue(&mut self, message_type: u32, bytes: &[u8]) -> Result<u64, SendError> {
-        let kind = if bytes.len() <= SMALL_MAX {
-            Kind::Small
-        } else if bytes.len() <= BARE_MAX && message_type == 0 && self.order == Order::Ordered {
-            Kind::Bare
-        } else {
-            return self.enqueue_long(message_type, bytes);
-        };
+        if bytes.len() > SMALL_MAX {
+            return self.enqueue_larger(message_type, bytes);
+        }
+        self.enqueue_single(Kind::Small, message_type, bytes)
+    }
+
+    #[inline(always)]
+    fn enqueue_single(&mut self, kind: Kind, message_type: u32, bytes: &[u8]) -> Result<u64, SendError> {
         self.reserve(1)?;
+        Ok(self.put_single(kind, message_type, bytes))
+    }
+
+    /// Stores a message of one line for which there is room.
+    #[inline(always)]
+    fn put_single(&mut self, kind: Kind, message_type: u32, bytes: &[u8]) -> u64 {
         let seq = self.seq;
         let content = line::encode_single(self.lane.to_consumer, self.order, kind, seq, message_type, bytes);
         self.engine.put(self.ring_at + (self.head & self.mask), &content); // P1
         self.advance(1, 1, bytes.len() as u64);
-        Ok(seq)
+        seq
+    }
+
+    #[inline(never)]
+    fn enqueue_larger(&mut self, message_type: u32, bytes: &[u8]) -> Result<u64, SendError> {
+        if bytes.len() <= BARE_MAX && message_type == 0 && self.order == Order::Ordered {
+            return self.enqueue_single(Kind::Bare, message_type, bytes);
+        }
+        self.enqueue_long(message_type, bytes)
     }
 
     /// Pushes out what [`Producer::enqueue`] left in buffers.

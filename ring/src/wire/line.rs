@@ -129,47 +129,57 @@ pub(crate) fn line_check(line: &Line, message_type: u32, tail: Check) -> u32 {
     check.finish()
 }
 
+/// True when the check of a line that carries a message whole holds.
+#[inline(always)]
+pub(crate) fn checks(line: &Line, message_type: u32) -> bool {
+    line_check(line, message_type, Check::default()) == (line.0[6] >> 32) as u32
+}
+
 /// True when `mark` is that of message `seq` in this life of the lane.
 #[inline(always)]
 pub(crate) fn is_due(mark: u64, key: LaneKey, seq: u64) -> bool {
     mark & IDENTITY_MASK == key.identity(seq)
 }
 
-/// Decodes a line whose mark [`is_due`]; every field is checked against the lane's limits.
+/// Type and length of the message that a line whose mark [`is_due`] carries whole; `None` for everything else, sound or
+/// not. On relaxed links the check is still to be verified.
 #[inline(always)]
+pub(crate) fn single(line: &Line, key: LaneKey, order: Order) -> Option<(u32, usize)> {
+    let (kind, len) = kind_and_len(line.0[7]);
+    let len = usize::from(len);
+    if kind == Kind::Small as u8 {
+        let whole = len <= SMALL_MAX && (order == Order::Relaxed || (line.0[6] >> 32) as u32 == key.guard);
+        return whole.then_some((line.0[6] as u32, len));
+    }
+    let whole = kind == Kind::Bare as u8 && order == Order::Ordered && len > SMALL_MAX && len <= BARE_MAX;
+    whole.then_some((0, len))
+}
+
+/// Decodes a line whose mark [`is_due`]; every field is checked against the lane's limits.
 pub(crate) fn decode(line: &Line, key: LaneKey, order: Order, ring_lines: u64, max_message: u64) -> Decoded {
     let (kind, len) = kind_and_len(line.0[7]);
     let Some(kind) = Kind::decode(kind) else {
         return Decoded::Unsound("unknown line kind");
     };
-    if kind == Kind::Bare {
-        if order == Order::Relaxed || usize::from(len) <= SMALL_MAX || usize::from(len) > BARE_MAX {
-            return Decoded::Unsound("bad length of a bare line");
-        }
+    if let Some((message_type, len)) = single(line, key, order) {
         return Decoded::Sound(Head {
             kind,
-            message_type: 0,
-            size: u32::from(len),
+            message_type,
+            size: len as u32,
             count: 1,
             extra_lines: 0,
         });
+    }
+    if kind == Kind::Bare {
+        return Decoded::Unsound("bad length of a bare line");
     }
     if order == Order::Ordered && (line.0[6] >> 32) as u32 != key.guard {
         return Decoded::Absent; // payload of an earlier lap that looks like a mark
     }
-    let message_type = line.0[6] as u32;
     if kind == Kind::Small {
-        if usize::from(len) > SMALL_MAX {
-            return Decoded::Unsound("bad length of a small line");
-        }
-        return Decoded::Sound(Head {
-            kind,
-            message_type,
-            size: u32::from(len),
-            count: 1,
-            extra_lines: 0,
-        });
+        return Decoded::Unsound("bad length of a small line");
     }
+    let message_type = line.0[6] as u32;
     let (size, count) = (line.0[0] as u32, (line.0[0] >> 32) as u32);
     let bytes = u64::from(size) * u64::from(count); // at most 2^64 - 2^33 + 1
     let extra = extra_lines(kind, bytes);
