@@ -133,7 +133,7 @@ pub struct Consumer<E, I> {
     /// Raw starved words last seen, and the count they ask for while not yet given.
     starved: [u64; 2],
     wanted: Option<u64>,
-    /// Empty polls, and since when a message that was sent has not arrived.
+    /// Empty polls since the last message, and since when a message that was sent has not arrived.
     empty_polls: u32,
     overdue: Option<(u64, Instant)>,
     block: Option<Block>,
@@ -469,6 +469,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.seq = self.seq.wrapping_add(messages);
         self.stats.messages += messages;
         self.stats.bytes += bytes;
+        self.empty_polls = 0;
         self.consumed.store(self.seq, Relaxed);
         if self.tail.wrapping_sub(self.credited) >= self.credit_latest {
             self.post_credit();
