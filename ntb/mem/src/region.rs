@@ -429,7 +429,7 @@ impl View {
         unsafe { crate::store::write_back(self.base.add(line as usize * LINE_WORDS), content) };
     }
 
-    /// Copies bytes out, from byte `from` on: each word is loaded once, relaxed.
+    /// Copies bytes out, from byte `from` on: each byte is loaded once, in no order.
     ///
     /// # Panics
     /// When the range does not lie inside the view.
@@ -442,9 +442,14 @@ impl View {
             head.copy_from_slice(&word[at % 8..at % 8 + head.len()]);
             at += head.len();
         }
+        assert!(at / 8 + rest.len() / 8 <= self.words, "range outside the view");
+        let lines = rest.len() / LINE_BYTES;
+        let (blocks, rest) = rest.split_at_mut(lines * LINE_BYTES);
+        // SAFETY: in bounds by the assertion above, `blocks` is ours alone; otherwise as in `word`.
+        unsafe { crate::store::copy_lines(blocks.as_mut_ptr(), self.base.add(at / 8).cast(), lines) };
+        at += blocks.len();
         let mut words = rest.chunks_exact_mut(8);
         let count = words.len();
-        assert!(at / 8 + count <= self.words, "range outside the view");
         for (i, slot) in (&mut words).enumerate() {
             // SAFETY: in bounds by the assertion above; otherwise as in `word`.
             let word = unsafe { AtomicU64::from_ptr(self.base.add(at / 8 + i)) }.load(Ordering::Relaxed);
@@ -475,8 +480,8 @@ impl View {
         }
     }
 
-    /// Copies bytes in, to byte `to`, a multiple of 64, and fills the last line up with zeros. Stores are whole words,
-    /// relaxed.
+    /// Copies bytes in, to byte `to`, a multiple of 64, and fills the last line up with zeros. Stores are of 8 or 16
+    /// bytes, relaxed.
     ///
     /// # Panics
     /// When the lines do not lie inside the view, or `to` is not the start of a line.
@@ -487,8 +492,12 @@ impl View {
             to.is_multiple_of(LINE_BYTES) && base + padded <= self.words,
             "range outside the view"
         );
+        let lines = bytes.len() / LINE_BYTES;
+        let (blocks, bytes) = bytes.split_at(lines * LINE_BYTES);
+        // SAFETY: in bounds by the assertion above; `blocks` is borrowed, and the mapping overlaps nothing of Rust's.
+        unsafe { crate::store::copy_lines(self.base.add(base).cast(), blocks.as_ptr(), lines) };
         let words = bytes.chunks_exact(8);
-        let mut at = base;
+        let mut at = base + lines * LINE_WORDS;
         let store = |at: usize, word: u64| {
             // SAFETY: in bounds by the assertion above; otherwise as in `word`.
             unsafe { AtomicU64::from_ptr(self.base.add(at)) }.store(word, Ordering::Relaxed);

@@ -141,6 +141,53 @@ impl Width {
     }
 }
 
+/// Copies `lines` times 64 bytes with loads and stores of 16 bytes, ascending: for bulk into and out of write-back memory
+/// that another process maps. Each byte is loaded once and stored once; nothing is promised about the order that others
+/// see before [`order_write_back`].
+///
+/// # Safety
+/// Both ranges are mapped, `dst` is writable, they do not overlap, and whichever of them another party may change is
+/// reached by no Rust reference.
+#[inline]
+pub unsafe fn copy_lines(dst: *mut u8, src: *const u8, lines: usize) {
+    if lines == 0 {
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller vouches for both ranges; the loop touches `lines` times 64 bytes of each. Unaligned moves are
+    // used, so that alignment is a matter of speed (and of stores being whole, when `dst` is aligned to 16).
+    unsafe {
+        std::arch::asm!(
+            "2:",
+            "movups {a}, [{src}]",
+            "movups {b}, [{src} + 16]",
+            "movups {c}, [{src} + 32]",
+            "movups {d}, [{src} + 48]",
+            "movups [{dst}], {a}",
+            "movups [{dst} + 16], {b}",
+            "movups [{dst} + 32], {c}",
+            "movups [{dst} + 48], {d}",
+            "add {src}, 64",
+            "add {dst}, 64",
+            "dec {n}",
+            "jnz 2b",
+            src = inout(reg) src => _,
+            dst = inout(reg) dst => _,
+            n = inout(reg) lines => _,
+            a = out(xmm_reg) _,
+            b = out(xmm_reg) _,
+            c = out(xmm_reg) _,
+            d = out(xmm_reg) _,
+            options(nostack)
+        );
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    for i in 0..lines * crate::line::LINE_BYTES {
+        // SAFETY: in range by the caller's promise; volatile, since another party may change or read the memory.
+        unsafe { dst.add(i).write_volatile(src.add(i).read_volatile()) };
+    }
+}
+
 /// Everything stored before is on its way, and ahead of anything stored after: drains the combining
 /// buffers and orders streaming and direct stores (`sfence`).
 #[inline(always)]
@@ -194,6 +241,21 @@ mod tests {
         assert_eq!(target[1], line);
         assert_eq!(target[0], Line([0x5555_5555_5555_5555; 8]));
         assert_eq!(target[2], Line([0x5555_5555_5555_5555; 8]));
+    }
+
+    #[test]
+    fn lines_are_copied_from_and_to_any_alignment_and_no_byte_more() {
+        let source: Vec<u8> = (0..64 * 5 + 8).map(|i| (i * 7 + i / 251) as u8).collect();
+        for (lines, skew) in [(0, 0), (1, 0), (1, 3), (4, 1), (5, 8)] {
+            let mut target = vec![0xee; 64 * 5 + 16];
+            let dst = target.as_mut_ptr().wrapping_add(skew);
+            let src = source.as_ptr().wrapping_add(8 - skew);
+            // SAFETY: both lie in vectors long enough, and no other reference to the target is alive meanwhile.
+            unsafe { copy_lines(dst, src, lines) };
+            let end = skew + lines * 64;
+            assert_eq!(target[skew..end], source[8 - skew..8 - skew + lines * 64]);
+            assert!(target[..skew].iter().chain(&target[end..]).all(|b| *b == 0xee));
+        }
     }
 
     #[test]

@@ -118,6 +118,17 @@ impl Bench {
         self.bracketed(&mut at, "rtrb round trip 48 B (threads)", "", |_| {
             Ok(peers::rtrb_round_trip::<48>(n))
         })?;
+        let ring = self.round_trip(child::ECHO, 48, n)?;
+        let rtrb = peers::rtrb_round_trip::<48>(n);
+        let again = self.round_trip(child::ECHO, 48, n)?;
+        self.note(
+            &mut at,
+            "round trip 48 B",
+            "ns",
+            "rtrb",
+            "",
+            (f64::midpoint(ring, again), rtrb),
+        );
         self.rates::<16>(&mut at, "0.7 of chunks")?;
         self.rates::<32>(&mut at, "0.7 of chunks")?;
         self.rates::<48>(&mut at, "0.7 of chunks")?;
