@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::IntoRawFd;
 
 use rustix::{
-    fs::MemfdFlags,
+    fs::{MemfdFlags, SealFlags},
     mm::{MapFlags, ProtFlags},
 };
 
@@ -30,8 +30,11 @@ pub unsafe extern "C" fn cuMemAlloc_v2(at: *mut u64, bytes: usize) -> c_int {
         }
         let skip = if s.odd_address { 512 } else { 0 };
         let length = (bytes + skip).next_multiple_of(ALIGN);
-        let fd = rustix::fs::memfd_create("host-stand-in", MemfdFlags::CLOEXEC).unwrap();
+        let fd = rustix::fs::memfd_create("host-stand-in", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .unwrap();
         rustix::fs::ftruncate(&fd, length as u64).unwrap();
+        // Emulated bridges take no file that could shrink under them.
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).unwrap();
         // SAFETY: a new mapping at an address the kernel chooses.
         let room = unsafe {
             rustix::mm::mmap_anonymous(

@@ -142,7 +142,7 @@ impl InboundWindow {
 pub struct ExportedWindow {
     // Fields drop in order: window, mapping, memory.
     open: OpenWindow,
-    _mapping: DmaMapping,
+    mapping: Arc<DmaMapping>,
     memory: Arc<dyn Exportable>,
     bytes: u64,
 }
@@ -167,13 +167,29 @@ impl ExportedWindow {
             });
         }
         let mapping = space.map_exported(memory, info.address_align.max(memory.alignment()))?;
+        Self::over(port, index, memory, &Arc::new(mapping))
+    }
+
+    /// The same with memory that is mapped for the device already, all of it, at an address that suits the window.
+    pub fn over(
+        port: &Arc<dyn NtbPort>,
+        index: usize,
+        memory: &Arc<dyn Exportable>,
+        mapping: &Arc<DmaMapping>,
+    ) -> Result<Self, NtbError> {
+        let bytes = memory.bytes();
         let open = OpenWindow::new(port, index, memory, mapping.iova(), bytes)?;
         Ok(Self {
             open,
-            _mapping: mapping,
+            mapping: Arc::clone(mapping),
             memory: Arc::clone(memory),
             bytes,
         })
+    }
+
+    /// Address at which the device finds the memory.
+    pub fn iova(&self) -> u64 {
+        self.mapping.iova()
     }
 
     /// Bytes that the peer reaches.

@@ -13,7 +13,7 @@ pub mod layout;
 pub mod line;
 pub mod mark;
 pub mod page;
-pub(crate) mod pattern;
+pub mod pattern;
 pub(crate) mod record;
 pub(crate) mod registers;
 pub(crate) mod table;

@@ -21,18 +21,18 @@ use super::{hash, layout::CHANNELS_FIRST_LINE};
 
 const DOMAIN: u64 = 0x7061_7474_6572_6e00;
 /// Lines at random places.
-pub(crate) const RANDOM_LINES: u64 = 6;
+pub const RANDOM_LINES: u64 = 6;
 
 /// Pattern `number` of one direction of one life.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pattern {
+pub struct Pattern {
     seed: u64,
     number: u16,
 }
 
 impl Pattern {
     /// `number` is neither 0 nor 0xffff.
-    pub(crate) fn new(direction: u64, number: u16) -> Self {
+    pub fn new(direction: u64, number: u16) -> Self {
         Self {
             seed: hash::hash(DOMAIN, &[direction, u64::from(number)]),
             number,
@@ -41,16 +41,18 @@ impl Pattern {
 
     /// The lines to look at in a memory of `lines` lines, which are more than [`CHANNELS_FIRST_LINE`].
     pub(crate) fn places(self, lines: u64) -> impl Iterator<Item = u64> {
-        let span = lines.saturating_sub(CHANNELS_FIRST_LINE).max(1);
+        self.places_from(CHANNELS_FIRST_LINE, lines)
+    }
+
+    /// The lines to look at from line `first` on in a memory of `lines` lines: the first, the last, and some between.
+    pub fn places_from(self, first: u64, lines: u64) -> impl Iterator<Item = u64> {
+        let span = lines.saturating_sub(first).max(1);
         let random = (0..RANDOM_LINES).map(move |i| hash::step(self.seed, !i) % span);
-        [0, span - 1]
-            .into_iter()
-            .chain(random)
-            .map(|at| CHANNELS_FIRST_LINE + at)
+        [0, span - 1].into_iter().chain(random).map(move |at| first + at)
     }
 
     /// What line `at` holds.
-    pub(crate) fn line(self, at: u64) -> Line {
+    pub fn line(self, at: u64) -> Line {
         let base = hash::step(self.seed, at);
         let mut words = [0; LINE_WORDS];
         for (word, i) in words.iter_mut().zip(0..) {
@@ -62,14 +64,14 @@ impl Pattern {
     }
 
     /// The number that a pattern in the first line of channel memory claims to have; `None` for blank memory.
-    pub(crate) fn claimed(first_word: u64) -> Option<u16> {
+    pub fn claimed(first_word: u64) -> Option<u16> {
         let number = first_word as u16;
         (number != 0 && number != u16::MAX).then_some(number)
     }
 }
 
 /// The number after `number`: 1 to 0xfffe, round and round.
-pub(crate) fn next_number(number: u16) -> u16 {
+pub fn next_number(number: u16) -> u16 {
     if number >= 0xfffe { 1 } else { number + 1 }
 }
 

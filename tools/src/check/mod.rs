@@ -7,6 +7,7 @@
 pub mod bridge;
 pub mod command;
 pub mod description;
+pub mod gpu;
 pub mod item;
 pub mod log;
 pub mod machine;
@@ -105,6 +106,7 @@ pub fn check(machine: &Machine, which: &'static str, args: &CheckArgs) -> Report
     };
     let mut items = vec![found(machine, &devices, args.address)];
     items.extend(machine::items(machine, wanted, windows().max().unwrap_or(0)));
+    items.extend(gpu::items(machine, &devices));
     let kernel = machine.text("/proc/sys/kernel/osrelease");
     Report::new(which, kernel, wanted, items, bridges, args.strict)
 }

@@ -12,6 +12,7 @@ use ntb::{
 
 use super::{
     description::{Description, SCHEMA, to_hex},
+    gpu,
     log::{self, Trouble},
     machine,
     traffic::ERROR_COUNTS,
@@ -19,15 +20,20 @@ use super::{
 use crate::exit::{Exit, Failure};
 
 /// Files that concern the machine as a whole and are taken as they are.
-const WHOLE_FILES: [&str; 5] = [
+const WHOLE_FILES: [&str; 6] = [
     "/proc/sys/kernel/osrelease",
+    gpu::VERSION,
     "/sys/kernel/security/lockdown",
     machine::UNSAFE_MODE,
     machine::ASPM,
     machine::GOVERNOR,
 ];
 /// Files of which only lines with these beginnings are taken.
-const LINES: [(&str, &[&str]); 3] = [
+const LINES: [(&str, &[&str]); 4] = [
+    (
+        gpu::PARAMS,
+        &["EnablePCIERelaxedOrderingMode:", "RegistryDwords:"],
+    ),
     (
         "/proc/meminfo",
         &[
@@ -101,6 +107,7 @@ pub fn describe(machine: &Machine) -> Description {
     for device in &bridges {
         bridge(&mut d, machine, device);
     }
+    gpus(&mut d, machine);
     if let Ok(lines) = log::read(machine) {
         // A line may speak of two bridges.
         let mut wanted = BTreeSet::new();
@@ -115,6 +122,34 @@ pub fn describe(machine: &Machine) -> Description {
         d.files.insert(log::PATH.to_owned(), wanted.join("\n"));
     }
     d
+}
+
+/// GPUs, and the ports between them and everything else: buses and access control.
+fn gpus(d: &mut Description, machine: &Machine) {
+    let gpus = gpu::gpus(machine);
+    if gpus.is_empty() {
+        return;
+    }
+    for module in gpu::MODULES {
+        if machine.path(module).exists() {
+            d.directories.push(module.to_owned());
+        }
+    }
+    for device in &gpus {
+        let dir = directory(device);
+        for file in ["resource", "numa_node"] {
+            take(d, machine, &format!("{dir}/{file}"));
+        }
+        if let Some(name) = machine.link_name(format!("{dir}/iommu_group")) {
+            d.links
+                .insert(format!("{dir}/iommu_group"), format!("../iommu_group/{name}"));
+        }
+    }
+    for (device, parts) in gpu::ports(machine) {
+        let parts = parts.into_iter().map(|(at, bytes)| (at.into(), to_hex(&bytes)));
+        d.bytes
+            .insert(format!("{}/config", directory(&device)), parts.collect());
+    }
 }
 
 fn bridge(d: &mut Description, machine: &Machine, device: &Device) {

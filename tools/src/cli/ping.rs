@@ -44,6 +44,24 @@ impl Waiting {
     }
 }
 
+/// An end of a way that a GPU may be at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The processor, and memory of the host.
+    Host,
+    /// The GPU of this number.
+    Gpu(u32),
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Gpu(index) => write!(f, "gpu:{index}"),
+        }
+    }
+}
+
 /// How lines are stored on links over bridges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
@@ -125,6 +143,13 @@ pub struct RunArgs {
     /// --emulate wc]
     #[arg(long, value_name = "HOW", value_parser = engine, allow_hyphen_values = true)]
     pub engine: Option<Engine>,
+    /// Where messages come from, when a GPU is at either end: host, or gpu:N for the GPU of that number. Without an address the
+    /// other end is this machine's own
+    #[arg(long, value_name = "END", value_parser = end, allow_hyphen_values = true, conflicts_with = "emulate")]
+    pub from: Option<End>,
+    /// Where they go: host or gpu:N
+    #[arg(long, value_name = "END", value_parser = end, allow_hyphen_values = true, conflicts_with = "emulate")]
+    pub to: Option<End>,
     /// Messages to send [default: 100000, with --oneway 1000000; without limit when --duration is given]
     #[arg(short = 'n', long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
     pub count: Option<u64>,
@@ -214,6 +239,7 @@ const WAIT: &str = "spin, yield, sleep";
 const TIMEOUT: &str = "1ms to 24h, in seconds or with ns, us, ms, s, m, h";
 const FAMILY: &str = "intel-spr, intel-icx, intel-gnr, intel-skx, amd, epf";
 const ENGINE: &str = "wc, movdir64b, uc8";
+const END: &str = "host, gpu:0 to gpu:255";
 const FILE: &str = "the path of a file that can be written";
 const PID: &str = "1 to 4194304";
 
@@ -221,6 +247,8 @@ const PID: &str = "1 to 4194304";
 pub const RANGES: Ranges = &[
     ("--emulate", FAMILY),
     ("--engine", ENGINE),
+    ("--from", END),
+    ("--to", END),
     ("--count", COUNT),
     ("--size", SIZE),
     ("--rate", RATE),
@@ -282,6 +310,16 @@ fn family(text: &str) -> Result<&'static str, String> {
 fn engine(text: &str) -> Result<Engine, String> {
     let words = [Engine::Wc, Engine::Movdir64b, Engine::Uc8].map(|e| (e.name(), e));
     values::word(text, &words, ENGINE)
+}
+
+fn end(text: &str) -> Result<End, String> {
+    if text == "host" {
+        return Ok(End::Host);
+    }
+    let number = text.strip_prefix("gpu:").and_then(|n| n.parse::<u8>().ok());
+    number
+        .map(|n| End::Gpu(n.into()))
+        .ok_or_else(|| format!("is no end; allowed: {END}"))
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

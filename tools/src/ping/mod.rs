@@ -4,6 +4,7 @@ pub mod client;
 pub mod diagnose;
 pub mod emulate;
 pub mod events;
+pub mod gpu;
 pub mod measure;
 pub mod message;
 pub mod server;
@@ -46,6 +47,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
         }
     };
     let result = match &command.sub {
+        None if command.run.from.or(command.run.to).is_some() => gpu::run(&command.run),
         None => client::run(&command.run),
         Some(Sub::Serve(args)) => server::serve(args),
         Some(Sub::FloorPeer(args)) => {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use ntb::{
     hw::{NtbError, NtbPort, WindowInfo},
     pci::{DmaMapping, DmaSpace},
-    window::InboundWindow,
+    window::{ExportedWindow, InboundWindow},
 };
-use ntb_mem::region::Region;
+use ntb_mem::{export::Exportable, region::Region};
 
 /// The windows that can be joined: all of them, unless one would not begin at an address that suits its alignment.
 pub(super) fn joined(windows: &[WindowInfo]) -> &[WindowInfo] {
@@ -28,6 +28,14 @@ pub(super) fn joined(windows: &[WindowInfo]) -> &[WindowInfo] {
     windows.get(..count.count()).unwrap_or(&[])
 }
 
+/// Those of them that show this side's ordinary memory: all, or, where the last one shows what somebody else exports, the
+/// others.
+pub(super) fn ordinary(windows: &[WindowInfo], exporting: bool) -> &[WindowInfo] {
+    let all = joined(windows);
+    all.get(..all.len() - usize::from(exporting && !all.is_empty()))
+        .unwrap_or(all)
+}
+
 /// Bytes of all of them.
 pub(super) fn capacity(windows: &[WindowInfo]) -> u64 {
     windows.iter().fold(0, |sum, info| sum.saturating_add(info.bytes))
@@ -41,9 +49,11 @@ fn alignment(windows: &[WindowInfo]) -> u64 {
 /// This side's memory on its way to the peer: mapped for the device, and shown through windows while the link is up.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    // Fields drop in order: windows are closed and read back, then the mapping goes.
+    // Fields drop in order: windows are closed and read back, then the mappings go.
     open: Vec<InboundWindow>,
+    exported: Option<ExportedWindow>,
     mapping: Arc<DmaMapping>,
+    export: Option<(Arc<dyn Exportable>, Arc<DmaMapping>)>,
 }
 
 impl Inbound {
@@ -52,21 +62,32 @@ impl Inbound {
         port: &dyn NtbPort,
         space: &Arc<DmaSpace>,
         region: &Arc<Region>,
+        export: Option<&Arc<dyn Exportable>>,
     ) -> Result<Self, NtbError> {
-        let align = alignment(joined(port.windows()));
+        let align = alignment(ordinary(port.windows(), export.is_some()));
         let mapping = Arc::new(space.map(region, align)?);
+        let export = match (export, joined(port.windows()).last()) {
+            (Some(memory), Some(info)) => {
+                let align = info.address_align.max(memory.alignment());
+                Some((Arc::clone(memory), Arc::new(space.map_exported(memory, align)?)))
+            }
+            _ => None,
+        };
         Ok(Self {
             open: Vec::new(),
+            exported: None,
             mapping,
+            export,
         })
     }
 
     /// Closes the windows, and leaves the memory mapped.
     pub(super) fn close(&mut self) {
         self.open.clear();
+        self.exported = None;
     }
 
-    /// Shows the first `bytes` bytes of the memory to the peer.
+    /// Shows the first `bytes` bytes of the memory to the peer, and all of what is exported.
     pub(super) fn open(
         &mut self,
         port: &Arc<dyn NtbPort>,
@@ -74,7 +95,8 @@ impl Inbound {
         bytes: u64,
     ) -> Result<(), NtbError> {
         let mut start = 0;
-        for (index, info) in joined(port.windows()).iter().enumerate() {
+        let all = joined(port.windows());
+        for (index, info) in ordinary(port.windows(), self.export.is_some()).iter().enumerate() {
             let part = info.bytes.min(bytes - start);
             if part == 0 {
                 break;
@@ -82,6 +104,10 @@ impl Inbound {
             let window = InboundWindow::part(port, index, region, &self.mapping, start, part)?;
             self.open.push(window);
             start += part;
+        }
+        if let Some((memory, mapping)) = &self.export {
+            let index = all.len().saturating_sub(1);
+            self.exported = Some(ExportedWindow::over(port, index, memory, mapping)?);
         }
         Ok(())
     }
@@ -116,5 +142,10 @@ mod tests {
         assert_eq!(capacity(joined(&shrinking)), 5 * M);
         assert_eq!(capacity(joined(&[window(M + 64, 4096), window(M, 4096)])), 0);
         assert_eq!(joined(&[]).len(), 0);
+        assert_eq!(
+            (ordinary(&equal, false).len(), ordinary(&equal, true).len()),
+            (2, 1)
+        );
+        assert_eq!(ordinary(&[], true).len(), 0);
     }
 }

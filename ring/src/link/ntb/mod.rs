@@ -51,6 +51,7 @@ use ntb::{
 };
 use ntb_mem::{
     cpu::CpuFeatures,
+    export::Exportable,
     line::LINE_BYTES,
     region::{Pages, Region, View},
 };
@@ -66,7 +67,7 @@ use bells::Bells;
 use engine::{Method, Outbound};
 use error::link_error;
 use health::Health;
-use joined::{Inbound, capacity, joined};
+use joined::{Inbound, capacity, joined, ordinary};
 
 /// Time without news of the link after which an up is believed.
 const SETTLE: Duration = Duration::from_millis(2);
@@ -88,6 +89,11 @@ pub struct NtbOptions {
     pub window_bytes: u64,
     /// Pages that this memory stands on.
     pub pages: Pages,
+    /// Memory of another owner, a GPU's for instance, that the peer reaches through the last window; the windows before show
+    /// ordinary memory. All of it is shown, so its length must be one that the window takes.
+    pub export: Option<Arc<dyn Exportable>>,
+    /// Lines at the end of the ordinary memory that the session leaves alone: [`NtbLink::spare`].
+    pub spare_lines: u64,
     /// How lines are stored.
     pub engine: EngineChoice,
     /// What the processor can do; found out by default.
@@ -101,6 +107,8 @@ impl Default for NtbOptions {
         Self {
             window_bytes: WINDOW_BYTES,
             pages: Pages::default(),
+            export: None,
+            spare_lines: 0,
             engine: EngineChoice::default(),
             cpu: CpuFeatures::detect(),
             open: OpenOptions::default(),
@@ -160,7 +168,8 @@ impl NtbLink {
         let device = Device::open(address, &options.open).map_err(failed)?;
         let (region, bytes) = allocate(&*device.port, options)?;
         let outbound = Outbound::open(&*device.port, &name, options.cpu, options.engine)?;
-        let inbound = Inbound::map(&*device.port, &device.space, &region).map_err(failed)?;
+        let export = options.export.as_ref();
+        let inbound = Inbound::map(&*device.port, &device.space, &region, export).map_err(failed)?;
         let (bells, doorbells) = Bells::new().map_err(|errno| error::limits(&name, errno))?;
         let now = Instant::now();
         let mut link = Self {
@@ -192,6 +201,28 @@ impl NtbLink {
     /// The port, while its device answers.
     pub fn port(&self) -> Option<&Arc<dyn NtbPort>> {
         self.device.as_ref().map(|device| &device.port)
+    }
+
+    /// The lines that the session leaves alone, at the end of the ordinary memory ([`NtbOptions::spare_lines`]). The peer
+    /// reaches them from line [`Link::inbound`]`.lines()` of this side's memory on.
+    pub fn spare(&self) -> View {
+        let all = self.region.view();
+        let first = self.session_lines();
+        let lines = (self.bytes / LINE_BYTES as u64).saturating_sub(first);
+        all.part(first, lines).unwrap_or(all)
+    }
+
+    /// Where the memory that the peer exports begins, as the lines of this side's engines count, and how many lines its window
+    /// has; `None` while the device does not answer.
+    pub fn peer_export(&self) -> Option<(u64, u64)> {
+        let windows = joined(self.device.as_ref()?.port.windows());
+        let (last, before) = windows.split_last()?;
+        let line = |bytes: u64| bytes / LINE_BYTES as u64;
+        Some((line(capacity(before)), line(last.bytes)))
+    }
+
+    fn session_lines(&self) -> u64 {
+        (self.bytes / LINE_BYTES as u64).saturating_sub(self.options.spare_lines)
     }
 
     /// Lets doorbells in and asks for the link.
@@ -330,7 +361,7 @@ impl NtbLink {
         let Ok(device) = Device::open(&self.address, &self.options.open) else {
             return Ok(());
         };
-        let room = capacity(joined(device.port.windows()));
+        let room = capacity(ordinary(device.port.windows(), self.options.export.is_some()));
         if room < self.bytes {
             return Err(LinkError {
                 name: "windows-shrunk",
@@ -398,7 +429,11 @@ impl NtbLink {
         let Some(device) = &self.device else { return Ok(()) };
         let inbound = match &mut self.inbound {
             Some(mapped) => mapped,
-            none => none.insert(Inbound::map(&*device.port, &device.space, &self.region).map_err(failed)?),
+            none => {
+                let export = self.options.export.as_ref();
+                let mapped = Inbound::map(&*device.port, &device.space, &self.region, export);
+                none.insert(mapped.map_err(failed)?)
+            }
         };
         inbound
             .open(&device.port, &self.region, self.bytes)
@@ -478,7 +513,19 @@ impl Device {
 
 /// The memory that the peer writes: as much as asked for, as far as the windows show it.
 fn allocate(port: &dyn NtbPort, options: &NtbOptions) -> Result<(Arc<Region>, u64), LinkError> {
-    let windows = joined(port.windows());
+    let windows = ordinary(port.windows(), options.export.is_some());
+    if let (Some(memory), false) = (&options.export, windows.iter().any(|info| info.bytes > 0)) {
+        return Err(LinkError {
+            name: "export-needs-window",
+            exit: 3,
+            what: format!(
+                "{} is to be shown to the peer, and {} has no window to spare for it: the first one is the session's own",
+                memory.kind(),
+                port.function().name()
+            ),
+            errno: None,
+        });
+    }
     let asked = options.window_bytes;
     let unit = windows.iter().map(|info| info.size_align).max().unwrap_or(1);
     let bytes = match asked.is_multiple_of(LINE_BYTES as u64) {
@@ -561,7 +608,7 @@ impl Link for NtbLink {
     fn inbound(&self) -> View {
         let all = self.region.view();
         // Whole lines, and no more than the region has.
-        all.part(0, self.bytes / LINE_BYTES as u64).unwrap_or(all)
+        all.part(0, self.session_lines()).unwrap_or(all)
     }
 
     fn outbound(&self) -> Option<Engine> {

@@ -1,0 +1,571 @@
+//! GPUs, and what lies between each of them and a bridge: whether the one's stores can reach the other.
+//!
+//! Only what the machine says is read; nothing here asks a driver. What it finds is about likelihood: a path counts as good when
+//! its proof has run (`ntb-ping --from gpu:N`).
+
+use std::collections::BTreeMap;
+
+use ntb::pci::{
+    Bar,
+    machine::{Device, Machine, PciAddress},
+};
+
+use super::{item::Item, machine::amount};
+
+const NVIDIA: u16 = 0x10de;
+/// Parameters of the driver's module, as it runs with them.
+pub const PARAMS: &str = "/proc/driver/nvidia/params";
+/// Version and flavour of the driver's module.
+pub const VERSION: &str = "/proc/driver/nvidia/version";
+/// Modules that give other devices a way into GPU memory.
+pub const MODULES: [&str; 2] = ["/sys/module/gdrdrv", "/sys/module/nvidia_peermem"];
+/// Bytes of a bridge's configuration space that say which buses lie behind it.
+const BUSES: u32 = 0x18;
+/// Largest BAR1 of boards that show only a part of their memory.
+const SMALL_BAR1: u64 = 256 << 20;
+/// Bits of access control by which packets between two devices are sent up to the root.
+const REDIRECTS: [(u16, &str); 3] = [
+    (0x04, "request redirect"),
+    (0x08, "completion redirect"),
+    (0x10, "upstream forwarding"),
+];
+
+/// All GPUs of a machine that this project knows how to use.
+pub fn gpus(machine: &Machine) -> Vec<Device> {
+    let is_gpu = |d: &Device| {
+        d.identity()
+            .is_some_and(|i| i.vendor == NVIDIA && matches!(i.class >> 8, 0x0300 | 0x0302))
+    };
+    machine.functions().into_iter().filter(is_gpu).collect()
+}
+
+/// All items: none where there is no GPU.
+pub fn items(machine: &Machine, bridges: &[Device]) -> Vec<Item> {
+    let gpus = gpus(machine);
+    if gpus.is_empty() {
+        return Vec::new();
+    }
+    let mut items = vec![driver(machine), permission(machine), ways(machine)];
+    items.extend(relaxed_ordering(machine));
+    let above = Above::of(machine);
+    for gpu in &gpus {
+        items.push(window(gpu));
+        for bridge in bridges {
+            items.extend(path(&above, gpu, bridge));
+        }
+    }
+    items
+}
+
+fn driver(machine: &Machine) -> Item {
+    const ITEM: &str = "gpu-driver";
+    const WHY: &str = "the driver's open kernel modules are what maps a bridge's aperture for a GPU on current kernels, and what \
+                       exports GPU memory";
+    let Some(version) = machine.text(VERSION) else {
+        return Item::warning(
+            ITEM,
+            "gpu-no-driver",
+            "the NVIDIA driver's kernel module is not loaded",
+            WHY,
+            "install the driver in its open flavour (Debian and Ubuntu: a package named nvidia-open or nvidia-driver-NNN-open), \
+             then 'modprobe nvidia'",
+        );
+    };
+    let first = version.lines().next().unwrap_or_default();
+    let number = first.split_whitespace().find_map(|word| {
+        let mut parts = word.split('.').map(str::parse::<u32>);
+        let (Some(Ok(a)), Some(Ok(b))) = (parts.next(), parts.next()) else {
+            return None;
+        };
+        Some((a, b, parts.next().and_then(Result::ok).unwrap_or(0)))
+    });
+    let said = number.map_or("unknown".to_owned(), |(a, b, c)| format!("{a}.{b:02}.{c:02}"));
+    if !first.contains("Open Kernel Module") {
+        return Item::warning(
+            ITEM,
+            "gpu-driver-closed",
+            format!("driver {said} with closed kernel modules"),
+            WHY,
+            "install the open flavour of the same version: from kernel 6.12 on the closed one cannot look a device's pages up",
+        );
+    }
+    let release = machine.text("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut parts = release.split(['.', '-']).map(|p| p.parse::<u32>().unwrap_or(0));
+    let kernel = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+    if kernel >= (6, 10) && number.is_some_and(|n| n < (570, 133, 7)) {
+        return Item::warning(
+            ITEM,
+            "gpu-driver-too-old",
+            format!("driver {said} on kernel {release}: a pair known to fail"),
+            "kernels from 6.10 on took the function away by which older drivers find a device's pages: registering an aperture gives \
+             'invalid argument' there",
+            "install driver 570.133.07 or newer, built on this machine after its kernel; 'gpu-try --only aperture' tries it",
+        );
+    }
+    Item::pass(
+        ITEM,
+        format!("driver {said}, open kernel modules, kernel {release}"),
+    )
+}
+
+fn permission(machine: &Machine) -> Item {
+    const ITEM: &str = "gpu-peer-mapping";
+    let status = machine.text("/proc/self/status").unwrap_or_default();
+    let capabilities = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+    let bits = capabilities.and_then(|c| u64::from_str_radix(c.trim(), 16).ok());
+    const CAP_SYS_ADMIN: u32 = 21;
+    if bits.is_some_and(|b| b >> CAP_SYS_ADMIN & 1 == 1) {
+        return Item::pass(
+            ITEM,
+            "this user may let a GPU store into other devices (privileged)",
+        );
+    }
+    let params = machine.text(PARAMS).unwrap_or_default();
+    if params.contains("PeerMappingOverride=1") {
+        return Item::pass(ITEM, "the driver lets any user do it (PeerMappingOverride=1)");
+    }
+    Item::warning(
+        ITEM,
+        "gpu-not-permitted",
+        "this user is not root, and the driver lets only root register other devices' memory",
+        "a GPU cannot store into the bridge then: error 800",
+        "run as root, or put 'options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\"' into \
+         /etc/modprobe.d/nvidia.conf and load the module anew",
+    )
+}
+
+fn ways(machine: &Machine) -> Item {
+    const ITEM: &str = "gpu-modules";
+    let loaded: Vec<&str> = MODULES
+        .into_iter()
+        .filter(|m| machine.path(m).exists())
+        .filter_map(|m| m.rsplit('/').next())
+        .collect();
+    let list = match loaded.is_empty() {
+        true => "neither gdrdrv nor nvidia_peermem".to_owned(),
+        false => loaded.join(", "),
+    };
+    Item::note(
+        ITEM,
+        format!("loaded: {list}"),
+        "a driver with CUDA 13.3 or newer lets programs map GPU memory by itself; older ones need gdrcopy's module gdrdrv, \
+         or everything is copied by the processor",
+    )
+}
+
+fn relaxed_ordering(machine: &Machine) -> Option<Item> {
+    const ITEM: &str = "gpu-relaxed-ordering";
+    let params = machine.text(PARAMS)?;
+    let value = params
+        .lines()
+        .find_map(|l| l.strip_prefix("EnablePCIERelaxedOrderingMode:"))?;
+    Some(match value.trim() {
+        "0" => Item::pass(ITEM, "the driver keeps writes in order"),
+        other => Item::warning(
+            ITEM,
+            "gpu-relaxed-ordering",
+            format!("the driver runs with EnablePCIERelaxedOrderingMode={other}"),
+            "a mark may overtake the bytes that it vouches for; the check in every message catches that, at the price of looks in vain",
+            "remove NVreg_EnablePCIERelaxedOrderingMode from the module's options and load it anew",
+        ),
+    })
+}
+
+fn window(gpu: &Device) -> Item {
+    const ITEM: &str = "gpu-bar1";
+    let address = gpu.address();
+    let Some(bar) = gpu.resource(Bar::B1) else {
+        return Item::note(
+            ITEM,
+            format!("{address}: the size of BAR1 is not told"),
+            "what other devices reach of the GPU's memory lies in BAR1",
+        );
+    };
+    if bar.bytes > SMALL_BAR1 {
+        return Item::pass(ITEM, format!("{address}: BAR1 has {}", amount(bar.bytes)));
+    }
+    Item::warning(
+        ITEM,
+        "gpu-small-bar1",
+        format!("{address}: BAR1 has {}", amount(bar.bytes)),
+        "no more than about 220 MiB of the GPU's memory can be shown to other devices",
+        "enable 'Above 4G decoding' and resizable BAR in the firmware set-up; options nvidia NVreg_EnableResizableBar=1",
+    )
+}
+
+/// Parts of a port's configuration space: offset and bytes.
+type Parts = Vec<(u32, Vec<u8>)>;
+
+/// All ports, with the parts of their configuration space that are looked at here.
+pub fn ports(machine: &Machine) -> Vec<(Device, Parts)> {
+    let is_port = |d: &Device| d.identity().is_some_and(|i| i.class >> 8 == 0x0604);
+    let ports = machine.functions().into_iter().filter(is_port);
+    ports
+        .map(|device| {
+            let mut parts: Parts = Vec::new();
+            if let Some(buses) = device.config_bytes::<4>(BUSES) {
+                parts.push((BUSES, buses.to_vec()));
+            }
+            acs_control(&device, &mut |at, bytes| parts.push((at, bytes.to_vec())));
+            (device, parts)
+        })
+        .collect()
+}
+
+/// Which bridge lies above each bus.
+struct Above(BTreeMap<(String, u8), Device>);
+
+impl Above {
+    fn of(machine: &Machine) -> Self {
+        let mut above = BTreeMap::new();
+        for device in machine.functions() {
+            let is_bridge = device.identity().is_some_and(|i| i.class >> 8 == 0x0604);
+            let Some([_, secondary, ..]) = is_bridge.then(|| device.config_bytes::<4>(BUSES)).flatten()
+            else {
+                continue;
+            };
+            let (domain, _) = place(device.address());
+            above.insert((domain, secondary), device);
+        }
+        Self(above)
+    }
+
+    /// The bridges above a function, nearest first, up to the root port.
+    fn chain(&self, device: &Device) -> Vec<&Device> {
+        let mut chain: Vec<&Device> = Vec::new();
+        let mut at = place(device.address());
+        while let Some(bridge) = self.0.get(&at) {
+            // Numbers that a machine could not have must not lead in a circle.
+            if chain.len() > 32 {
+                break;
+            }
+            at = place(bridge.address());
+            chain.push(bridge);
+        }
+        chain
+    }
+}
+
+/// Domain and bus of an address.
+fn place(address: PciAddress) -> (String, u8) {
+    let text = address.to_string();
+    let mut parts = text.split(':');
+    let domain = parts.next().unwrap_or_default().to_owned();
+    let bus = parts.next().and_then(|b| u8::from_str_radix(b, 16).ok());
+    (domain, bus.unwrap_or(0))
+}
+
+fn path(above: &Above, gpu: &Device, bridge: &Device) -> Vec<Item> {
+    const ITEM: &str = "gpu-path";
+    let pair = format!("{} and {}", gpu.address(), bridge.address());
+    let (up_gpu, up_bridge) = (above.chain(gpu), above.chain(bridge));
+    let common = up_gpu
+        .iter()
+        .find(|a| up_bridge.iter().any(|b| b.address() == a.address()));
+    let node = |d: &Device| {
+        d.text("numa_node")
+            .and_then(|n| n.parse::<i32>().ok())
+            .filter(|n| *n >= 0)
+    };
+    let mut items = Vec::new();
+    let mut on_path: Vec<&Device> = Vec::new();
+    match common {
+        Some(common) => {
+            let below = |chain: &[&'_ Device]| {
+                chain
+                    .iter()
+                    .take_while(|d| d.address() != common.address())
+                    .count()
+            };
+            on_path.extend(up_gpu.iter().take(below(&up_gpu)));
+            on_path.extend(up_bridge.iter().take(below(&up_bridge)));
+            items.push(Item::pass(
+                ITEM,
+                format!("{pair} lie below the same switch or port, {}", common.address()),
+            ));
+        }
+        None => {
+            on_path.extend(up_gpu.iter().chain(&up_bridge));
+            let apart = matches!((node(gpu), node(bridge)), (Some(a), Some(b)) if a != b);
+            items.push(if apart {
+                Item::warning(
+                    ITEM,
+                    "gpu-other-socket",
+                    format!("{pair} are at different sockets"),
+                    "packets between devices of two sockets are slow at best and do not arrive at worst",
+                    "put both cards into slots of one socket, best below one PCIe switch",
+                )
+            } else {
+                Item::warning(
+                    ITEM,
+                    "gpu-other-root-port",
+                    format!("{pair} lie below different root ports"),
+                    "PCI Express does not promise that packets are routed between root ports; AMD since Zen and Intel since Skylake-SP \
+                     do it",
+                    "put both cards below one PCIe switch; or rely on the proof that runs before the first message",
+                )
+            });
+        }
+    }
+    if gpu.group().is_some() && gpu.group() == bridge.group() {
+        items.push(Item::warning(
+            "gpu-group",
+            "gpu-same-group",
+            format!("{pair} are in one IOMMU group"),
+            "a group goes to programs as a whole: the bridge cannot be opened while the GPU has its own driver",
+            "use another slot for one of them; access control (ACS) of the ports between decides about groups",
+        ));
+    }
+    items.extend(access_control(&pair, &on_path));
+    items
+}
+
+fn access_control(pair: &str, on_path: &[&Device]) -> Option<Item> {
+    const ITEM: &str = "gpu-acs";
+    const WHY: &str = "packets between the two devices go up to the root and down again: slower, and on some systems they hang";
+    let mut found = Vec::new();
+    let mut unknown = 0;
+    for port in on_path {
+        match acs_control(port, &mut |_, _| {}) {
+            Some(Some(control)) => {
+                let bits: Vec<&str> = REDIRECTS
+                    .iter()
+                    .filter(|(bit, _)| control & bit != 0)
+                    .map(|(_, name)| *name)
+                    .collect();
+                if !bits.is_empty() {
+                    found.push(format!("{} ({})", port.address(), bits.join(", ")));
+                }
+            }
+            Some(None) => {}
+            None => unknown += 1,
+        }
+    }
+    if !found.is_empty() {
+        return Some(Item::warning(
+            ITEM,
+            "gpu-acs-redirect",
+            format!("between {pair}: {}", found.join("; ")),
+            WHY,
+            "take it as it is and let the proof decide, or, giving up the isolation that it is there for: 'setpci -s PORT \
+             ECAP_ACS+6.w=0:1c', which merges IOMMU groups at the next boot",
+        ));
+    }
+    if unknown > 0 {
+        return Some(Item::note(
+            ITEM,
+            format!("between {pair}: access control of {unknown} ports cannot be read: run as root"),
+            WHY,
+        ));
+    }
+    (!on_path.is_empty()).then(|| Item::pass(ITEM, format!("between {pair}: no redirection")))
+}
+
+/// The access control word of a port: `Some(None)` where it has none, `None` where that cannot be read.
+/// `seen` is told what was read.
+fn acs_control(port: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<Option<u16>> {
+    const ACS: u32 = 0x000d;
+    let mut at = 0x100;
+    for _ in 0..48 {
+        let header = port.config_bytes::<4>(at)?;
+        seen(at, &header);
+        let header = u32::from_le_bytes(header);
+        if header == 0 || header == u32::MAX {
+            return Some(None);
+        }
+        if header & 0xffff == ACS {
+            let control = port.config_bytes::<2>(at + 6)?;
+            seen(at + 6, &control);
+            return Some(Some(u16::from_le_bytes(control)));
+        }
+        at = header >> 20 & !3;
+        if at < 0x100 {
+            return Some(None);
+        }
+    }
+    Some(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+    use crate::check::item::State;
+
+    /// A described machine: files below a directory of this test's own.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Self {
+            let root = std::env::temp_dir().join(format!("ntb-check-gpu-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            Self(root)
+        }
+
+        fn file(&self, path: &str, content: impl AsRef<[u8]>) -> &Self {
+            let path = self.0.join(path.trim_start_matches('/'));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+            self
+        }
+
+        fn function(&self, address: &str, vendor: &str, class: &str, node: &str) -> &Self {
+            let dir = format!("/sys/bus/pci/devices/{address}");
+            self.file(&format!("{dir}/vendor"), vendor)
+                .file(&format!("{dir}/device"), "0x2330")
+                .file(&format!("{dir}/class"), class)
+                .file(&format!("{dir}/revision"), "0x00")
+                .file(&format!("{dir}/numa_node"), node)
+        }
+
+        /// A port above bus `secondary`, with this access control word, or none.
+        fn port(&self, address: &str, secondary: u8, acs: Option<u16>) -> &Self {
+            self.function(address, "0x8086", "0x060400", "0");
+            let mut config = vec![0u8; 4096];
+            config[0x19] = secondary;
+            if let Some(control) = acs {
+                // One other capability first.
+                config[0x100..0x104].copy_from_slice(&0x1401_0001u32.to_le_bytes());
+                config[0x140..0x144].copy_from_slice(&0x0001_000du32.to_le_bytes());
+                config[0x146..0x148].copy_from_slice(&control.to_le_bytes());
+            }
+            self.file(&format!("/sys/bus/pci/devices/{address}/config"), config)
+        }
+
+        fn items(&self, bridge: &str) -> Vec<Item> {
+            let machine = Machine::at(&self.0);
+            let bridge = machine.device(bridge.parse().unwrap()).unwrap();
+            items(&machine, &[bridge])
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn named<'a>(items: &'a [Item], item: &str) -> &'a Item {
+        items
+            .iter()
+            .find(|i| i.item == item)
+            .unwrap_or_else(|| panic!("no {item} in {items:#?}"))
+    }
+
+    const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build";
+
+    #[test]
+    fn a_switch_above_both_is_good_and_redirection_is_found() {
+        for (acs, expected) in [
+            (None, State::Pass),
+            (Some(0x01), State::Pass),
+            (Some(0x1d), State::Warning),
+            (Some(0x04), State::Warning),
+        ] {
+            let tree = Tree::new(&format!("switch-{acs:?}"));
+            tree.port("0000:00:01.0", 1, Some(0x1d)) // root port, above the switch: not on the path
+                .port("0000:01:00.0", 2, None)
+                .port("0000:02:00.0", 3, acs)
+                .port("0000:02:01.0", 4, None)
+                .function("0000:03:00.0", "0x10de", "0x030200", "0")
+                .function("0000:04:00.0", "0x8086", "0x068000", "0")
+                .file(VERSION, OPEN)
+                .file("/proc/sys/kernel/osrelease", "6.12.1-amd64");
+            let items = tree.items("0000:04:00.0");
+            let path = named(&items, "gpu-path");
+            assert_eq!(path.state, State::Pass);
+            assert!(path.finding.contains("0000:01:00.0"), "{path:?}");
+            let item = named(&items, "gpu-acs");
+            assert_eq!(item.state, expected, "{item:?}");
+            if expected == State::Warning {
+                assert!(
+                    item.finding.contains("0000:02:00.0 (request redirect"),
+                    "{item:?}"
+                );
+                assert!(item.remedy.as_ref().unwrap().contains("setpci"));
+            }
+        }
+    }
+
+    #[test]
+    fn root_ports_and_sockets_are_told_apart() {
+        for (node, name) in [("0", "gpu-other-root-port"), ("1", "gpu-other-socket")] {
+            let tree = Tree::new(name);
+            tree.port("0000:00:01.0", 1, None)
+                .port("0000:80:01.0", 0x81, Some(0))
+                .function("0000:01:00.0", "0x10de", "0x030000", "0")
+                .function("0000:81:00.0", "0x8086", "0x068000", node);
+            let items = tree.items("0000:81:00.0");
+            assert_eq!(named(&items, "gpu-path").name, Some(name));
+            assert_eq!(named(&items, "gpu-acs").state, State::Pass);
+            assert_eq!(named(&items, "gpu-driver").name, Some("gpu-no-driver"));
+        }
+    }
+
+    #[test]
+    fn drivers_and_their_parameters() {
+        let gpu = |name: &str| {
+            let tree = Tree::new(name);
+            tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
+                "0000:81:00.0",
+                "0x8086",
+                "0x068000",
+                "0",
+            );
+            tree
+        };
+        for (version, kernel, name) in [
+            (OPEN, "6.12.1", None),
+            (
+                "NVIDIA UNIX Open Kernel Module for x86_64  565.57.01",
+                "6.12.1",
+                Some("gpu-driver-too-old"),
+            ),
+            (
+                "NVIDIA UNIX Open Kernel Module for x86_64  565.57.01",
+                "6.8.0",
+                None,
+            ),
+            (
+                "NVIDIA UNIX x86_64 Kernel Module  550.54.14",
+                "6.1.0",
+                Some("gpu-driver-closed"),
+            ),
+        ] {
+            let tree = gpu("version");
+            tree.file(VERSION, version)
+                .file("/proc/sys/kernel/osrelease", kernel);
+            assert_eq!(
+                named(&tree.items("0000:81:00.0"), "gpu-driver").name,
+                name,
+                "{version} {kernel}"
+            );
+        }
+        let tree = gpu("params");
+        tree.file("/proc/self/status", "CapEff:\t0000000000000000")
+            .file(PARAMS, "EnablePCIERelaxedOrderingMode: 1\nRegistryDwords: \"\"")
+            .file(
+                "/sys/bus/pci/devices/0000:01:00.0/resource",
+                "0x0 0xffffff 0x40200\n0x380000000000 0x38000fffffff 0x14220c\n",
+            );
+        let items = tree.items("0000:81:00.0");
+        assert_eq!(
+            named(&items, "gpu-relaxed-ordering").name,
+            Some("gpu-relaxed-ordering")
+        );
+        assert_eq!(named(&items, "gpu-peer-mapping").name, Some("gpu-not-permitted"));
+        assert_eq!(named(&items, "gpu-bar1").name, Some("gpu-small-bar1"));
+        tree.file(
+            PARAMS,
+            "EnablePCIERelaxedOrderingMode: 0\nRegistryDwords: \"PeerMappingOverride=1;\"",
+        );
+        let items = tree.items("0000:81:00.0");
+        assert_eq!(named(&items, "gpu-relaxed-ordering").state, State::Pass);
+        assert_eq!(named(&items, "gpu-peer-mapping").state, State::Pass);
+        // A machine without a GPU is told nothing about GPUs.
+        let none = Tree::new("none");
+        none.function("0000:81:00.0", "0x8086", "0x068000", "0");
+        assert!(none.items("0000:81:00.0").is_empty());
+    }
+}

@@ -1,0 +1,95 @@
+//! `ntb-ping` with an end on a GPU: what it says without one, and the way with the host stand-in in the driver's place.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Output},
+};
+
+/// A folder with the host stand-in under the driver's name. Cargo puts the shared object beside the test program.
+fn folder(name: &str, with: bool) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("ntb-ping-gpu-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    if with {
+        let me = std::env::current_exe().unwrap();
+        let built = me.with_file_name("libntb_gpu_standin.so");
+        std::fs::copy(built, folder.join("libcuda.so.1")).unwrap();
+    }
+    folder
+}
+
+fn ping(folder: &PathBuf, words: &str, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ntb-ping"))
+        .args(args)
+        .env("LD_LIBRARY_PATH", folder)
+        .env("NTB_HOST_STANDIN", words)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn without_a_gpu_it_says_what_is_missing_and_ends_with_3() {
+    let with = folder("faults", true);
+    for (words, name) in [("stub", "gpu-library-stub"), ("no-device", "gpu-none")] {
+        for ends in [["gpu:0", "gpu:0"], ["gpu:0", "host"], ["host", "gpu:0"]] {
+            let out = ping(&with, words, &["--from", ends[0], "--to", ends[1]]);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(3), "{said}");
+            assert!(said.contains(name) && !said.contains("panicked"), "{said}");
+        }
+    }
+    let out = ping(&with, "", &["--from", "gpu:5"]);
+    assert_eq!(out.status.code(), Some(3), "there is one GPU");
+    // A machine without a driver; one that has a driver answers with what it has.
+    let out = ping(&folder("none", false), "", &["--from", "gpu:0", "--to", "gpu:0"]);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(matches!(out.status.code(), Some(2 | 3 | 5 | 6 | 7)), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    std::fs::remove_dir_all(with).unwrap();
+}
+
+#[test]
+fn both_directions_run_with_the_host_stand_in() {
+    let with = folder("runs", true);
+    for (from, to, way, words) in [
+        ("gpu:0", "host", "kernel stores", ""),
+        ("host", "gpu:0", "dma-buf", ""),
+        ("host", "gpu:0", "staging", "no-dma-buf"),
+    ] {
+        for size in ["8", "48", "5000"] {
+            let args = [
+                "--from", from, "--to", to, "--size", size, "--count", "60", "--json",
+            ];
+            let out = ping(&with, words, &args);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            assert_eq!(out.status.code(), Some(0), "{from} {to} {size}: {said}");
+            let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+            assert_eq!(
+                (json["messages"].as_u64(), json["from"].as_str()),
+                (Some(60), Some(from))
+            );
+            assert!(json["gpu"].as_str().unwrap().contains("host stand-in"), "{json}");
+            assert!(json["way"].as_str().unwrap().contains(way), "{json}");
+            assert!(json["bytes_per_second"].as_f64().unwrap() > 0.0);
+        }
+    }
+    std::fs::remove_dir_all(with).unwrap();
+}
+
+#[test]
+fn ends_that_cannot_be_are_usage_errors() {
+    let with = folder("usage", true);
+    for args in [
+        &["--from", "gpu"][..],
+        &["--from", "gpu:-1"],
+        &["--to", "gpu:256"],
+        &["--to", "cpu"],
+        &["--from", "host", "--to", "host"],
+        &["--from", "gpu:0", "--to", "gpu:0"],
+        &["soft:x", "--from", "gpu:0"],
+    ] {
+        let out = ping(&with, "", args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
+    }
+    std::fs::remove_dir_all(with).unwrap();
+}
