@@ -17,6 +17,8 @@ use ntb_ring::{
     address::Address,
     channel::{ConnectError, Options},
     link::LinkError,
+    queue::MIN_RING_LINES,
+    wire::{layout::CHANNELS_FIRST_LINE, page::PAGE_LINES},
 };
 
 use crate::{
@@ -31,6 +33,14 @@ use crate::{
 
 /// Name of the channel.
 const CHANNEL: &str = "ntb-ping";
+
+/// Lines of a ring for a link with so many lines of memory: as many as are wanted, or the most there is room for beside the
+/// session's own where that is less, as on bridges with small windows.
+fn ring_lines(wanted: u64, memory: u64) -> u64 {
+    let room = memory.saturating_sub(CHANNELS_FIRST_LINE + PAGE_LINES);
+    let most = 1_u64 << room.max(1).ilog2();
+    wanted.min(most).max(MIN_RING_LINES)
+}
 
 /// The whole program: parses, runs, prints. The exit code is returned.
 #[allow(clippy::print_stdout, clippy::print_stderr, reason = "this is the program")]
@@ -82,5 +92,21 @@ fn connection_options(address: &Address) -> Options {
             ..Options::default()
         },
         _ => Options::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_fit_what_small_windows_have() {
+        assert_eq!(ring_lines(1 << 18, 1 << 20), 1 << 18);
+        // Two windows of 1 MiB.
+        assert_eq!(ring_lines(1 << 18, 1 << 15), 1 << 14);
+        assert_eq!(ring_lines(1024, 1 << 15), 1024);
+        // One of 64 KiB, and less than there can be.
+        assert_eq!(ring_lines(1024, 1024), 512);
+        assert_eq!(ring_lines(1024, 0), MIN_RING_LINES);
     }
 }

@@ -26,6 +26,7 @@ use super::{
     link_failure,
     measure::{Hold, Port},
     message::{self, Control, Counted, Kind},
+    ring_lines,
     station::Station,
 };
 use crate::{
@@ -63,6 +64,7 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let options = LinkOptions {
         window_bytes: WINDOW_BYTES,
         engine: Engine::choice(args.engine),
+        vfio: args.vfio,
         ..LinkOptions::default()
     };
     let opened = select::open(&args.address, &options).map_err(|e| link_failure(&e))?;
@@ -70,6 +72,7 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         // Whoever started it may have closed standard output.
         let _ = writeln!(std::io::stdout(), "serving on {}", opened.chosen);
     }
+    let ring_lines = ring_lines(RING_LINES, opened.link.inbound().lines());
     let connection =
         Connection::open(opened.link, &connection_options(&args.address)).map_err(|e| connect_failure(&e))?;
     let connection = Arc::new(connection);
@@ -77,7 +80,7 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let _events = Events::watch(Arc::clone(&connection), print)
         .map_err(|e| Failure::new(Exit::Limits, "no-thread", e.to_string()))?;
     let spec = ChannelSpec {
-        ring_lines: RING_LINES,
+        ring_lines,
         smaller_if_different: true,
         ..ChannelSpec::default()
     };

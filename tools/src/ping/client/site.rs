@@ -20,7 +20,7 @@ use ntb_ring::{
 };
 
 use super::{
-    super::{CHANNEL, connect_failure, connection_options, link_failure},
+    super::{CHANNEL, connect_failure, connection_options, link_failure, ring_lines},
     watch::watcher,
 };
 use crate::{
@@ -90,15 +90,15 @@ impl Site {
         // Where the far end is elsewhere, nothing is known of its processors.
         let near = matches!(args.address, None | Some(Address::Soft(_) | Address::Emulated(_)));
         let cpus = choose(args.cpu, own_peer, near, &allowed)?;
-        let lines = (2 * (args.size.div_ceil(64) + 1))
-            .next_power_of_two()
-            .max(MIN_LINES);
+        let needed = (2 * (args.size.div_ceil(64) + 1)).next_power_of_two();
+        let lines = needed.max(MIN_LINES);
         let options = LinkOptions {
             window_bytes: (lines + OTHER_LINES) * 64,
             engine: match emulation {
                 Some(_) => EngineChoice::Auto, // the model stands over it
                 None => Engine::choice(args.engine),
             },
+            vfio: args.vfio,
             soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
             ..LinkOptions::default()
         };
@@ -134,6 +134,7 @@ impl Site {
             });
             println!("link: {}{with}", opened.chosen);
         }
+        let lines = ring_lines(lines, opened.link.inbound().lines()).max(needed);
         let connection =
             Connection::open(opened.link, &connection_options(&address)).map_err(|e| connect_failure(&e))?;
         let connection = Arc::new(connection);
