@@ -76,6 +76,10 @@ struct Options {
     #[arg(long)]
     dump_config: bool,
 
+    /// Hands stores that a client's mappings refuse to that client, so that its own IOMMU reports the fault; for QEMU.
+    #[arg(long)]
+    tell_refused: bool,
+
     /// How long a client may take to finish a message or to take a reply.
     #[arg(long, value_parser = parse_duration, default_value = "5s")]
     client_timeout: Duration,
@@ -148,6 +152,7 @@ fn run(options: Options) -> Result<(), Failure> {
         train_time: options.train_time,
         steps,
         seed: options.seed,
+        tell_refused: options.tell_refused,
     };
     if options.dump_config {
         pair.check()?;

@@ -10,6 +10,9 @@ use super::{
     state::{State, Timer},
 };
 
+/// Most refused stores that are kept for a client: it is told of a fault, not of every store.
+const MOST_REFUSED: usize = 16;
+
 /// Something on its way to the other side.
 #[derive(Debug)]
 pub(super) enum Posted {
@@ -309,6 +312,14 @@ impl State {
         if let Some(data) = data.get(..n) {
             let faults = self.sides[from.peer()].memory.write(address, data);
             self.fault(from, faults);
+            let refused = faults.refused.filter(|_| self.tell_refused);
+            if let Some((at, len)) = refused {
+                let data = data.get(at..at + len.min(8)).unwrap_or_default();
+                let told = &mut self.sides[from.peer()].refused;
+                if told.len() < MOST_REFUSED {
+                    told.push((address.wrapping_add(at as u64), data.to_vec()));
+                }
+            }
         }
     }
 

@@ -44,6 +44,8 @@ pub struct Faults {
     pub forbidden: u64,
     /// Pieces whose mapping has no memory that this process can reach.
     pub unreachable: u64,
+    /// Where in the access the first piece is that no mapping allows, and its length.
+    pub refused: Option<(usize, usize)>,
 }
 
 #[derive(Debug)]
@@ -222,6 +224,9 @@ impl ClientMemory {
             let Some(data) = data.get(from..from + len) else {
                 return;
             };
+            if !mapping.is_some_and(|m| m.access.write) {
+                faults.refused.get_or_insert((from, len));
+            }
             match mapping {
                 None => faults.unmapped += 1,
                 Some(m) if !m.access.write => faults.forbidden += 1,

@@ -33,6 +33,9 @@ pub struct PairConfig {
     pub steps: Vec<Step>,
     /// Decides what `steps` leave open.
     pub seed: u64,
+    /// Hands stores that a client's mappings refuse to that client, as it would see them on its bus: its own IOMMU then
+    /// reports the fault. For clients that take writes to their memory over the socket, as QEMU does.
+    pub tell_refused: bool,
 }
 
 impl Default for PairConfig {
@@ -43,6 +46,7 @@ impl Default for PairConfig {
             train_time: Duration::ZERO,
             steps: Vec::new(),
             seed: 0,
+            tell_refused: false,
         }
     }
 }
@@ -88,7 +92,7 @@ impl Pair {
     pub fn new(family: &'static dyn Family, config: PairConfig) -> Result<Self, Errno> {
         let guard = Arc::new(Guard::default());
         let script = Script::new(config.steps, config.seed);
-        let state = State::new(
+        let mut state = State::new(
             family,
             config.window_bytes,
             config.max_payload,
@@ -96,6 +100,7 @@ impl Pair {
             Arc::clone(&guard),
             script,
         );
+        state.tell_refused = config.tell_refused;
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -322,6 +327,12 @@ impl Port {
         self.with(|s, side| s.reset(side, by));
     }
 
+    /// Stores that were refused since the last call, with the address that they were aimed at: at most 8 bytes of each,
+    /// and not all when there are many. None unless [`PairConfig::tell_refused`] is set.
+    pub fn take_refused(&self) -> Vec<(u64, Vec<u8>)> {
+        self.with(|s, side| std::mem::take(&mut s.sides[side].refused))
+    }
+
     /// A host has opened the function.
     pub fn attach(&self) {
         self.with(|s, side| {
@@ -336,6 +347,7 @@ impl Port {
             s.sides[side].attached = false;
             s.reset(side, Actor::Client);
             s.sides[side].memory.clear();
+            s.sides[side].refused.clear();
             for kind in [IrqKind::Msix, IrqKind::Error, IrqKind::Request] {
                 vectors(s, side, kind).clear();
             }

@@ -110,6 +110,8 @@ pub struct Side {
     pub request: Vectors,
     /// The client's memory.
     pub memory: ClientMemory,
+    /// Stores that this memory's mappings refused, for a client that wants to be told.
+    pub refused: Vec<(u64, Vec<u8>)>,
     /// A client is connected.
     pub attached: bool,
     /// The function is in its slot.
@@ -130,6 +132,7 @@ impl Side {
             error: Vectors::new(1),
             request: Vectors::new(1),
             memory: ClientMemory::default(),
+            refused: Vec::new(),
             attached: false,
             present: true,
             stats: SideStats::default(),

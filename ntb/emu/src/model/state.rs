@@ -69,6 +69,8 @@ pub struct State {
     pub(super) script: Script,
     pub(super) window_bytes: u64,
     pub(super) wire: WireModel,
+    /// Whether refused stores are kept for the client that they were aimed at.
+    pub(super) tell_refused: bool,
     guard: Arc<Guard>,
     timers: BinaryHeap<Reverse<(Instant, u64, Timer)>>,
     timer_seq: u64,
@@ -108,6 +110,7 @@ impl State {
             script,
             window_bytes,
             wire: WireModel::new(max_payload),
+            tell_refused: false,
             guard,
             timers: BinaryHeap::new(),
             timer_seq: 0,

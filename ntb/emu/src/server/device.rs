@@ -144,6 +144,11 @@ impl Device {
         self.port.reset(Actor::Client);
     }
 
+    /// Stores into client memory that its mappings refused.
+    pub fn take_refused(&self) -> Vec<(u64, Vec<u8>)> {
+        self.port.take_refused()
+    }
+
     /// A client has come.
     pub fn attach(&self) {
         self.port.attach();
