@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ntb::pci::vfio::Interface;
 use ntb_ring::{
     channel::{Connection, Options, Receiver, RecvFailure, SendFailure, Sender, Wait},
     link::{Wrapped, select},
@@ -24,7 +25,7 @@ use crate::{
 /// Lines of each ring: small, so that full rings and credits are frequent.
 const RING_LINES: u64 = 128;
 /// Longest that one step of a round may take before it counts as stuck.
-const STUCK: Duration = Duration::from_secs(20);
+const STUCK: Duration = Duration::from_secs(60);
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -47,20 +48,22 @@ pub(crate) struct SideArgs {
     address: String,
     board: i32,
     seed: u64,
+    vfio: String,
 }
 
 /// One of the two processes, from the outside.
-struct Side {
+pub(crate) struct Side {
     board: Board,
     inherited: OwnedFd,
     child: Option<Child>,
     address: String,
+    vfio: String,
     starts: u64,
     seed: u64,
 }
 
 impl Side {
-    fn new(address: &str, seed: u64) -> Result<Self, String> {
+    pub(crate) fn new(address: &str, vfio: &str, seed: u64) -> Result<Self, String> {
         let board = Board::new().map_err(|e| e.to_string())?;
         let inherited = board.inheritable().map_err(|e| e.to_string())?;
         Ok(Self {
@@ -68,12 +71,13 @@ impl Side {
             inherited,
             child: None,
             address: address.to_owned(),
+            vfio: vfio.to_owned(),
             starts: 0,
             seed,
         })
     }
 
-    fn start(&mut self) -> Result<(), String> {
+    pub(crate) fn start(&mut self) -> Result<(), String> {
         self.board.reset();
         self.starts += 1;
         let exe = std::env::current_exe().map_err(|e| e.to_string())?;
@@ -82,6 +86,7 @@ impl Side {
             .arg(&self.address)
             .arg(self.inherited.as_raw_fd().to_string())
             .arg(self.seed.wrapping_add(self.starts).to_string())
+            .arg(&self.vfio)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -100,7 +105,7 @@ impl Side {
     }
 
     /// An end that nobody ordered is a violation.
-    fn check_alive(&mut self) -> Result<(), String> {
+    pub(crate) fn check_alive(&mut self) -> Result<(), String> {
         let Some(child) = &mut self.child else {
             return Ok(());
         };
@@ -117,9 +122,13 @@ impl Side {
         }
     }
 
-    fn descriptors(&self) -> usize {
+    pub(crate) fn descriptors(&self) -> usize {
         let Some(child) = &self.child else { return 0 };
         std::fs::read_dir(format!("/proc/{}/fd", child.id())).map_or(0, Iterator::count)
+    }
+
+    pub(crate) fn board(&self) -> &Board {
+        &self.board
     }
 }
 
@@ -146,13 +155,13 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
             report.set("family", family);
         }
         let mut sides = [
-            Side::new(venue.address(0), rng.next())?,
-            Side::new(venue.address(1), rng.next())?,
+            Side::new(venue.address(0), "group", rng.next())?,
+            Side::new(venue.address(1), "group", rng.next())?,
         ];
         for side in &mut sides {
             side.start()?;
         }
-        if let Err(e) = until_traffic(&mut sides, [0, 0]) {
+        if let Err(e) = until_traffic(&mut sides) {
             report.violation(format!("before the first kill: {e}"));
         }
         let steady = sides.iter().map(Side::descriptors).max().unwrap_or(0);
@@ -177,35 +186,45 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         venue.violations().into_iter().for_each(|v| report.violation(v));
     }
     let total: u64 = hits.iter().sum();
-    let mut by_phase = serde_json::Map::new();
     for ((_, name), hit) in PHASES.iter().zip(hits) {
-        by_phase.insert((*name).to_owned(), hit.into());
         if total >= 100 && hit * 20 < total {
             report.violation(format!("only {hit} of {total} kills hit the phase {name}"));
         }
     }
-    report.set("kills", total);
-    report.set("phases", by_phase);
-    report.set(
-        "slowest_recovery_ms",
-        u64::try_from(slowest.as_millis()).unwrap_or(u64::MAX),
-    );
+    tell_kills(&mut report, &hits, slowest);
     for left in Leftovers::list().new_since(&before) {
         report.violation(left);
     }
     Ok(report)
 }
 
-/// Kills once (or twice, to hit a handshake), restarts, and waits until traffic flows both ways again.
-fn one_round(
-    sides: &mut [Side; 2],
+/// Kills by the phase that they hit.
+pub(crate) type Hits = [u64; PHASES.len()];
+
+pub(crate) fn tell_kills(report: &mut Report, hits: &Hits, slowest: Duration) {
+    let by_phase = PHASES.iter().zip(hits);
+    let by_phase: serde_json::Map<_, _> = by_phase
+        .map(|((_, name), hit)| ((*name).to_owned(), (*hit).into()))
+        .collect();
+    report.set("kills", hits.iter().sum::<u64>());
+    report.set("phases", by_phase);
+    report.set(
+        "slowest_recovery_ms",
+        u64::try_from(slowest.as_millis()).unwrap_or(u64::MAX),
+    );
+}
+
+/// Kills once (or twice, to hit a handshake), restarts, and waits until traffic flows both ways again. Of the sides that
+/// are given: the other may be on another machine.
+pub(crate) fn one_round(
+    sides: &mut [Side],
     rng: &mut Rng,
     round: u64,
-    hits: &mut [u64; PHASES.len()],
+    hits: &mut Hits,
 ) -> Result<Duration, String> {
     let target = (round % PHASES.len() as u64) as usize;
     let (phase, name) = PHASES[target];
-    let victim = rng.below(2) as usize;
+    let victim = rng.below(sides.len() as u64) as usize;
     let mut note = |hit: u64| {
         if let Some(slot) = hits.get_mut(hit as usize) {
             *slot += 1;
@@ -232,8 +251,8 @@ fn one_round(
         note(sides[victim].kill()?);
     }
     let start = Instant::now();
-    let survivor = 1 - victim;
-    if rng.below(8) == 0 {
+    let both = rng.below(8) == 0;
+    if let (true, Some(survivor)) = (both, (0..sides.len()).find(|side| *side != victim)) {
         // Both die; they come back in either order.
         note(sides[survivor].kill()?);
         let first = rng.below(2) as usize;
@@ -246,15 +265,16 @@ fn one_round(
         }
         sides[victim].start()?;
     }
-    let base = [sides[0].board.received(), sides[1].board.received()];
-    until_traffic(sides, base)?;
+    until_traffic(sides)?;
     Ok(start.elapsed())
 }
 
-fn until_traffic(sides: &mut [Side; 2], base: [u64; 2]) -> Result<(), String> {
+/// Waits until the sides have received some hundred messages more than now.
+pub(crate) fn until_traffic(sides: &mut [Side]) -> Result<(), String> {
     let start = Instant::now();
+    let base: Vec<u64> = sides.iter().map(|side| side.board.received()).collect();
     loop {
-        let flows = sides.iter().zip(base).all(|(s, b)| s.board.received() > b + 200);
+        let flows = sides.iter().zip(&base).all(|(s, b)| s.board.received() > b + 200);
         for side in sides.iter_mut() {
             side.check_alive()?;
         }
@@ -313,7 +333,12 @@ fn traffic(args: &SideArgs) -> Result<(), String> {
         .map_err(|e| format!("the board cannot be opened: {e}"))?;
     let board = Board::from_fd(file.into()).map_err(|e| e.to_string())?;
     let address = args.address.parse().map_err(|e| format!("{e}"))?;
-    let opened = select::open(&address, &select::LinkOptions::default()).map_err(|e| e.to_string())?;
+    let interface = Interface::NAMED.iter().find(|(name, _)| *name == args.vfio);
+    let options = select::LinkOptions {
+        vfio: interface.ok_or("no such interface")?.1,
+        ..select::LinkOptions::default()
+    };
+    let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
     let probe = board.clone();
     let order = opened.link.order();
     let hook = move |engine| Probe::wrap(engine, probe.clone(), CHANNELS_FIRST_LINE, RING_LINES);

@@ -6,6 +6,7 @@
 
 mod count;
 mod faults;
+mod half;
 mod hostile;
 mod kill;
 mod leftovers;
@@ -35,6 +36,8 @@ enum Command {
     Count(count::Args),
     /// A peer that writes random bytes over all memory and into the socket.
     Hostile(hostile::Args),
+    /// This machine's half of a kill campaign over a link to another machine, which runs the other half.
+    Half(half::Args),
     /// One side of the kill campaign (started by it).
     #[command(hide = true)]
     KillSide(kill::SideArgs),
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Faults(args) => faults::run(&args),
         Command::Count(args) => count::run(&args),
         Command::Hostile(args) => hostile::run(&args),
+        Command::Half(args) => half::run(&args),
         Command::KillSide(args) => return kill::side(&args),
         Command::HostileVictim(args) => return hostile::victim(&args),
     };

@@ -3,6 +3,7 @@
 //! Written here because it is forty lines, and because a tool that packs what is on disk would need root to
 //! make device nodes and would carry owners and times of this machine into the guest.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::error::{Context as _, LabError};
@@ -12,20 +13,32 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const CHARACTER: u32 = 0o020_000;
 
-/// An archive being built in memory. Parents come before children: the kernel makes no folder by itself.
+/// An archive being built in memory. Parents come before children, and are added where nobody did: the kernel makes
+/// no folder by itself.
 #[derive(Debug, Default)]
 pub(crate) struct Archive {
     bytes: Vec<u8>,
     entries: u32,
+    folders: BTreeSet<String>,
 }
 
 impl Archive {
     pub(crate) fn folder(&mut self, path: &str) {
-        self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
+        if self.folders.insert(path.to_owned()) {
+            self.parents(path);
+            self.entry(path, DIRECTORY | 0o755, (0, 0), &[]);
+        }
+    }
+
+    fn parents(&mut self, path: &str) {
+        if let Some((parent, _)) = path.rsplit_once('/') {
+            self.folder(parent);
+        }
     }
 
     /// An executable file; a guest has one user, so nothing needs narrower rights.
     pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
+        self.parents(path);
         self.entry(path, REGULAR | 0o755, (0, 0), content);
     }
 
@@ -35,11 +48,13 @@ impl Archive {
     }
 
     pub(crate) fn symlink(&mut self, path: &str, target: &str) {
+        self.parents(path);
         self.entry(path, SYMLINK | 0o777, (0, 0), target.as_bytes());
     }
 
     /// A character device node.
     pub(crate) fn device(&mut self, path: &str, major: u32, minor: u32) {
+        self.parents(path);
         self.entry(path, CHARACTER | 0o600, (major, minor), &[]);
     }
 
@@ -139,5 +154,18 @@ mod tests {
             entries[11],
             ("sh".into(), 0o120_777, (0, 0), b"/bin/busybox".to_vec())
         );
+    }
+
+    #[test]
+    fn folders_are_made_once_and_before_what_is_in_them() {
+        let mut archive = Archive::default();
+        archive.file("usr/lib/one", b"1");
+        archive.folder("usr");
+        archive.file("usr/lib/two", b"2");
+        let names: Vec<String> = parse(&archive.finish())
+            .into_iter()
+            .map(|entry| entry.0)
+            .collect();
+        assert_eq!(names, ["usr", "usr/lib", "usr/lib/one", "usr/lib/two"]);
     }
 }

@@ -36,6 +36,7 @@ impl Pair {
         let mut config = EmuConfig::new(model, a, b);
         config.pair.window_bytes = bridge.window_bytes;
         config.pair.train_time = TRAINING;
+        config.pair.tell_refused = true;
         let emulator = Emulator::start(config).map_err(|error| refused(error.to_string()))?;
         Ok(Self { emulator, sockets })
     }

@@ -45,6 +45,9 @@ pub(crate) enum LabError {
     #[error("neither XDG_CACHE_HOME nor HOME is set, so there is no place to keep {what}; set NTB_LAB_CACHE")]
     NoCacheFolder { what: &'static str },
 
+    #[error("{program} cannot run in a guest, with the libraries of the prepared root: {why}")]
+    Libraries { program: PathBuf, why: String },
+
     #[error("no scenario matches {pattern:?}; `lab list` names them")]
     UnknownScenario { pattern: String },
 
@@ -63,6 +66,7 @@ impl LabError {
             Self::KernelFolder { .. } => "kernel-folder",
             Self::Incomplete { .. } => "incomplete",
             Self::NoCacheFolder { .. } => "no-cache-folder",
+            Self::Libraries { .. } => "libraries",
             Self::UnknownScenario { .. } => "unknown-scenario",
             Self::Emulator { .. } => "emulator",
         }
@@ -75,7 +79,11 @@ impl LabError {
             Self::Emulator { .. } => 3,
             Self::Io { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => 6,
             Self::NoCacheFolder { .. } => 6,
-            Self::Io { .. } | Self::MissingTool { .. } | Self::Command { .. } | Self::Incomplete { .. } => 1,
+            Self::Io { .. }
+            | Self::MissingTool { .. }
+            | Self::Command { .. }
+            | Self::Incomplete { .. }
+            | Self::Libraries { .. } => 1,
         }
     }
 }

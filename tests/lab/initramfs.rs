@@ -1,17 +1,19 @@
-//! The first and only file system of a guest: busybox, kernel modules and the scenario's script.
+//! The first and only file system of a guest: busybox, kernel modules, programs and the scenario's script.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::cpio::Archive;
 use crate::error::{Context as _, LabError};
+use crate::programs::Files;
 use crate::setup::Prepared;
 
 const INIT: &str = include_str!("guest/init.sh");
 const MAIN: &str = include_str!("guest/main.sh");
+const VFIO: &str = include_str!("guest/vfio.sh");
 
 /// Packs a guest's file system. Both guests of a scenario share it; what differs is on the kernel command line.
-pub(crate) fn pack(prepared: &Prepared, script: &str) -> Result<Vec<u8>, LabError> {
+pub(crate) fn pack(prepared: &Prepared, script: &str, files: &Files) -> Result<Vec<u8>, LabError> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "lab", "lab/modules"] {
         archive.folder(folder);
@@ -21,9 +23,13 @@ pub(crate) fn pack(prepared: &Prepared, script: &str) -> Result<Vec<u8>, LabErro
     archive.symlink("bin/sh", "busybox");
     archive.file("init", INIT.as_bytes());
     archive.file("lab/main.sh", MAIN.as_bytes());
+    archive.file("lab/vfio.sh", VFIO.as_bytes());
     archive.file("lab/scenario.sh", script.as_bytes());
     for module in sorted(&prepared.kernel.modules)? {
         archive.file_from(&format!("lab/modules/{}", file_name(&module)), &module)?;
+    }
+    for (path, source) in files {
+        archive.file_from(path, source)?;
     }
     Ok(archive.finish())
 }

@@ -11,12 +11,15 @@ mod emulator;
 mod error;
 mod guest;
 mod initramfs;
+mod programs;
+mod qmp;
 mod report;
 mod run;
 mod scenario;
 mod scenarios;
 mod setup;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -53,6 +56,12 @@ enum Action {
         /// Write the results to this file as one JSON object
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
+        /// Of the chosen scenarios only the first of each family; a name's first word is the family
+        #[arg(long)]
+        quick: bool,
+        /// Seed of what scenarios leave to chance; another one each time unless it is given
+        #[arg(long)]
+        seed: Option<u32>,
         /// Keep the logs of scenarios that pass, too
         #[arg(long)]
         keep: bool,
@@ -66,7 +75,17 @@ fn main() -> ExitCode {
             list();
             Ok(true)
         }
-        Action::Run { names, json, keep } => run_all(&names, json.as_deref(), keep),
+        Action::Run {
+            names,
+            json,
+            quick,
+            seed,
+            keep,
+        } => choose(scenarios::all(), &names).and_then(|chosen| {
+            let chosen = if quick { first_of_each(chosen) } else { chosen };
+            let seed = seed.unwrap_or_else(std::process::id);
+            run_all(&chosen, json.as_deref(), seed, keep)
+        }),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -80,6 +99,7 @@ fn main() -> ExitCode {
 
 fn setup_only() -> Result<bool, LabError> {
     Prepared::ensure(&Cache::open()?)?.describe();
+    programs::build()?;
     Ok(true)
 }
 
@@ -91,18 +111,21 @@ fn list() {
     }
 }
 
-fn run_all(names: &[String], json: Option<&Path>, keep: bool) -> Result<bool, LabError> {
-    let chosen = choose(scenarios::all(), names)?;
+fn run_all(chosen: &[Scenario], json: Option<&Path>, seed: u32, keep: bool) -> Result<bool, LabError> {
     let cache = Cache::open()?;
     let prepared = Prepared::ensure(&cache)?;
+    let needs_programs = chosen.iter().any(|scenario| !scenario.programs.is_empty());
+    let programs = needs_programs.then(programs::build).transpose()?;
     let start = Instant::now();
     let mut outcomes = Vec::new();
-    for scenario in &chosen {
+    for scenario in chosen {
         say(&format!("run {}", scenario.name));
         let place = Place {
             logs: cache.root().join("logs").join(scenario.name),
             // One lab uses a cache at a time, and what a killed one left here is replaced.
             sockets: cache.root().join("sockets"),
+            programs: programs.clone(),
+            seed,
         };
         let mut outcome = run::run(&prepared, scenario, &place)?;
         if outcome.passed && !keep {
@@ -132,4 +155,17 @@ fn choose(all: Vec<Scenario>, patterns: &[String]) -> Result<Vec<Scenario>, LabE
         patterns.is_empty() || patterns.iter().any(|pattern| matches(pattern, scenario.name))
     };
     Ok(all.into_iter().filter(wanted).collect())
+}
+
+/// The first scenario of each family; says which are left out.
+fn first_of_each(chosen: Vec<Scenario>) -> Vec<Scenario> {
+    let mut families = BTreeSet::new();
+    let (run, left): (Vec<_>, Vec<_>) = chosen
+        .into_iter()
+        .partition(|scenario| families.insert(scenario.family()));
+    let names: Vec<&str> = left.iter().map(|scenario| scenario.name).collect();
+    if !names.is_empty() {
+        say(&format!("left out: {}", names.join(" ")));
+    }
+    run
 }

@@ -48,6 +48,8 @@ pub(crate) struct Outcome {
     pub steps: Vec<Step>,
     /// What guests reported besides: measured values, evidence.
     pub notes: Vec<String>,
+    /// JSON objects of the programs that guests ran: `guest`, `name`, `value`.
+    pub results: Vec<serde_json::Value>,
     /// What the emulator counted, where there is one.
     pub bridge: Option<Report>,
     /// Folder with consoles and channel logs, where kept.

@@ -7,10 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use crate::emulator::Pair;
 use crate::error::{Context as _, LabError};
 use crate::guest::{Event, Guest, Start};
 use crate::initramfs;
+use crate::programs::{self, Files};
 use crate::report::{Outcome, Step, tail};
 use crate::scenario::{ROLES, Scenario};
 use crate::setup::Prepared;
@@ -37,6 +40,10 @@ pub(crate) struct Place {
     pub logs: PathBuf,
     /// Short: paths of Unix sockets are limited to 107 bytes.
     pub sockets: PathBuf,
+    /// Where this workspace's programs are, for scenarios that need some.
+    pub programs: Option<PathBuf>,
+    /// For what scenarios leave to chance.
+    pub seed: u32,
 }
 
 /// Runs a scenario to its end or its time limit. Errors are what kept it from running at all.
@@ -48,7 +55,12 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
         fs::create_dir_all(folder).context("create", folder)?;
     }
     let initramfs = place.logs.join("initramfs");
-    let archive = initramfs::pack(prepared, scenario.script)?;
+    let mut files = Files::new();
+    programs::add_debian(prepared, scenario.debian, &mut files)?;
+    if let Some(built) = &place.programs {
+        programs::add_own(prepared, built, scenario.programs, &mut files)?;
+    }
+    let archive = initramfs::pack(prepared, scenario.script, &files)?;
     fs::write(&initramfs, archive).context("write", &initramfs)?;
 
     let bridge = scenario
@@ -59,20 +71,20 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     let start = Instant::now();
     let mut guests = Vec::new();
     for (at, (role, machine)) in ROLES.into_iter().zip(&scenario.guests).enumerate() {
-        let settings = settings(scenario, at);
-        let socket = bridge.as_ref().map(|bridge| bridge.socket(at));
         let start = Start {
+            prepared,
             place: at,
             role,
             machine,
+            network: scenario.network,
             initramfs: &initramfs,
-            settings: &settings,
-            port: socket,
+            settings: settings(scenario, place, at),
+            port: bridge.as_ref().map(|bridge| bridge.socket(at).to_owned()),
             logs: &place.logs,
+            sockets: &place.sockets,
         };
-        guests.push(Guest::start(prepared, &start, sender.clone())?);
+        guests.push(Guest::start(start, sender.clone())?);
     }
-    drop(sender);
 
     let mut run = Run {
         scenario,
@@ -82,6 +94,7 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
         stories: Default::default(),
         first_failure: None,
         talk: Vec::new(),
+        results: Vec::new(),
     };
     run.follow(&events);
     for guest in &mut run.guests {
@@ -91,10 +104,11 @@ pub(crate) fn run(prepared: &Prepared, scenario: &Scenario, place: &Place) -> Re
     run.judge(place)
 }
 
-fn settings(scenario: &Scenario, at: usize) -> Vec<(&'static str, String)> {
+fn settings(scenario: &Scenario, place: &Place, at: usize) -> Vec<(&'static str, String)> {
     let mut all = vec![
         ("ROLE", ROLES[at].to_string()),
         ("PEER", ROLES[1 - at].to_string()),
+        ("SEED", place.seed.to_string()),
     ];
     all.extend(
         scenario
@@ -111,6 +125,8 @@ struct Story {
     step: String,
     passed: Vec<(String, Duration)>,
     notes: Vec<String>,
+    /// Boots after the first, by what was done to the machine.
+    boots: u32,
     failure: Option<String>,
     done: bool,
     ended: bool,
@@ -126,13 +142,15 @@ impl Story {
 struct Run<'a> {
     scenario: &'a Scenario,
     start: Instant,
-    guests: Vec<Guest>,
+    guests: Vec<Guest<'a>>,
     bridge: Option<Pair>,
     stories: [Story; 2],
     /// The guest that failed first.
     first_failure: Option<usize>,
     /// Everything said over the channels, with the time.
     talk: Vec<u8>,
+    /// JSON objects that guests handed over.
+    results: Vec<Value>,
 }
 
 impl Run<'_> {
@@ -142,8 +160,11 @@ impl Run<'_> {
         while self.stories.iter().any(|story| !story.ended) {
             let left = deadline.saturating_duration_since(Instant::now());
             match events.recv_timeout(left) {
-                Ok(Event::Line(at, line)) => self.hear(at, &line),
-                Ok(Event::Ended(at)) => self.stories[at].ended = true,
+                Ok(event) if !self.guests[event.place].told(&event) => {}
+                Ok(Event { place, line, .. }) => match line {
+                    Some(line) => self.hear(place, &line),
+                    None => self.stories[place].ended = true,
+                },
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
             }
             if self.stories.iter().any(Story::lost) {
@@ -177,9 +198,55 @@ impl Run<'_> {
                 };
                 self.guests[at].tell(&format!("put bridge {answer}"));
             }
+            "count" => {
+                let answer = self.count(rest);
+                self.guests[at].tell(&format!("put count {answer}"));
+            }
+            "machine" => {
+                let answer = self.machine(rest).err().unwrap_or_else(|| "done".to_owned());
+                self.guests[at].tell(&format!("put machine {answer}"));
+            }
+            "boots" => {
+                let boots = story.boots;
+                self.guests[at].tell(&format!("put boots {boots}"));
+            }
+            "result" => {
+                let (name, text) = rest.split_once(' ').unwrap_or((rest, ""));
+                match serde_json::from_str::<Value>(text) {
+                    Ok(value) => self
+                        .results
+                        .push(json!({ "guest": ROLES[at], "name": name, "value": value })),
+                    Err(why) => story.notes.push(format!("{name} is no JSON: {why}")),
+                }
+            }
             // Not one of the script's lines: kept in the talk log, where an author of scripts looks.
             _ => {}
         }
+    }
+
+    /// A count of the emulator by the names on the way to it, joined by dots.
+    fn count(&self, path: &str) -> String {
+        let Some(bridge) = &self.bridge else {
+            return "no-bridge".to_owned();
+        };
+        let report = serde_json::to_value(bridge.report()).unwrap_or_default();
+        match report.pointer(&format!("/{}", path.replace('.', "/"))) {
+            Some(value) => value.to_string(),
+            None => "no-such-count".to_owned(),
+        }
+    }
+
+    /// Does `ROLE ACTION` to a guest's machine.
+    fn machine(&mut self, request: &str) -> Result<(), String> {
+        let (role, action) = request.split_once(' ').unwrap_or((request, ""));
+        let place = ROLES.iter().position(|known| role.chars().eq([*known]));
+        let place = place.ok_or_else(|| format!("{role:?} is no guest"))?;
+        if self.guests[place].act(action)? {
+            let story = &mut self.stories[place];
+            story.boots += 1;
+            (story.done, story.ended) = (false, false);
+        }
+        Ok(())
     }
 
     fn judge(self, place: &Place) -> Result<Outcome, LabError> {
@@ -230,6 +297,7 @@ impl Run<'_> {
             reasons,
             steps,
             notes: notes.collect(),
+            results: self.results,
             bridge: self.bridge.as_ref().map(Pair::report),
             logs: Some(place.logs.clone()),
         })

@@ -11,6 +11,13 @@ pub(crate) struct Scenario {
     /// The pair of ports that the guests get; `None` for guests without a bridge.
     pub bridge: Option<Bridge>,
     pub guests: [Machine; 2],
+    /// Whether the guests share a network besides the bridge: `eth0` in both.
+    pub network: bool,
+    /// Programs of this workspace that the guests get in `/bin`.
+    pub programs: &'static [&'static str],
+    /// Files and folders of the prepared Debian root that the guests get at the same path, with the libraries that
+    /// they load.
+    pub debian: &'static [&'static str],
     /// Runs in both guests; `ROLE` is `a` or `b`, `PEER` the other.
     pub script: &'static str,
     /// Further environment of the script.
@@ -39,6 +46,11 @@ pub(crate) struct Machine {
     /// Whether the guest kernel translates the bridge's DMA. Off, the bridge reaches all guest memory and only
     /// its own window limits protect it.
     pub iommu: bool,
+    /// Further arguments of QEMU: devices besides the bridge's port, and the objects that they need. A device with
+    /// `bus=ntb-slot,addr=0x0.1` is another function of the port's card.
+    pub qemu: &'static [&'static str],
+    /// Further words of the kernel's command line.
+    pub kernel: &'static [&'static str],
 }
 
 impl Machine {
@@ -46,6 +58,8 @@ impl Machine {
         memory_mib: 256,
         cpus: 1,
         iommu: false,
+        qemu: &[],
+        kernel: &[],
     };
     pub(crate) const IOMMU: Self = Self {
         iommu: true,
@@ -57,6 +71,27 @@ impl Machine {
 pub(crate) const ROLES: [char; 2] = ['a', 'b'];
 
 impl Scenario {
+    /// What scenarios have in common unless they say otherwise.
+    pub(crate) const BASE: Self = Self {
+        name: "",
+        proves: "",
+        bridge: None,
+        guests: [Machine::PLAIN, Machine::PLAIN],
+        network: false,
+        programs: &[],
+        debian: &[],
+        script: "",
+        settings: Vec::new(),
+        steps: Vec::new(),
+        tolerates: &[],
+        time_limit: Duration::from_secs(180),
+    };
+
+    /// What it belongs to: scenarios of a family prove the same of different hardware or circumstances.
+    pub(crate) fn family(&self) -> &'static str {
+        self.name.split('-').next().unwrap_or(self.name)
+    }
+
     /// The steps that the guest must pass.
     pub(crate) fn steps_of(&self, role: char) -> impl Iterator<Item = &'static str> {
         self.steps

@@ -2,12 +2,14 @@
 
 mod guests;
 mod linux;
+mod others;
+mod vfio;
 
 use crate::scenario::Scenario;
 
 /// All scenarios, what others build on first.
 pub(crate) fn all() -> Vec<Scenario> {
-    [guests::all(), linux::all()].concat()
+    [guests::all(), linux::all(), vfio::all(), others::all()].concat()
 }
 
 #[cfg(test)]

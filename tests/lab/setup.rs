@@ -17,7 +17,13 @@ use debian::Bootstrap;
 const KERNEL_CONFIG: &str = include_str!("kernel.config");
 const KERNEL_SCRIPT: &str = include_str!("setup/kernel.sh");
 
-const QEMU_PACKAGES: &[&str] = &["qemu-system-x86", "seabios", "busybox-static"];
+const QEMU_PACKAGES: &[&str] = &[
+    "qemu-system-x86",
+    "seabios",
+    "busybox-static",
+    "iproute2",          // `rdma link add`
+    "ibverbs-providers", // of soft-RoCE and siw
+];
 const KERNEL_PACKAGES: &[&str] = &[
     "linux-source-6.12",
     "gcc",

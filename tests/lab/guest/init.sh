@@ -3,7 +3,7 @@
 # scenario's script and powers off. The kernel passes the scenario's settings (ROLE, PEER, ...) as environment.
 /bin/busybox mkdir -p /proc /sys /tmp /run/mail
 /bin/busybox --install -s /bin
-export PATH=/bin HOME=/tmp
+export PATH=/bin:/usr/bin HOME=/tmp
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t debugfs debugfs /sys/kernel/debug

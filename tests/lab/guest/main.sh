@@ -1,8 +1,9 @@
 # What every scenario's script can use. Sourced with -e: a command that fails ends the guest and the step.
 #
-# Lines to the lab:   begin STEP | pass STEP | note TEXT | fail STEP: WHY | put KEY VALUE | bridge ACTION | done
-# Lines from the lab: put KEY VALUE, as the other guest said it; put bridge done, when the action is taken;
-#                     abort, when the other guest has failed
+# Lines to the lab:   begin STEP | pass STEP | note TEXT | fail STEP: WHY | result NAME JSON | put KEY VALUE | done
+#                     bridge ACTION | count PATH | machine ROLE ACTION | boots
+# Lines from the lab: put KEY VALUE, as the other guest said it; put bridge VALUE, put count VALUE, put machine VALUE,
+#                     put boots VALUE, as answers to these; abort, when the other guest has failed
 set -eu
 
 STEP=start
@@ -17,7 +18,7 @@ pass() { say "pass $STEP"; STEP="after $STEP"; }
 # fail WHY: this guest can not go on.
 fail() {
     trap - EXIT
-    set +e
+    set +ex
     evidence 2>&1 | tail -n 60 | while read -r line; do note "evidence $line"; done
     say "fail $STEP: $*"
     echo "lab: fail $STEP: $*" >/dev/kmsg
@@ -64,6 +65,37 @@ bridge() {
     [ "$bridge_answer" = done ] || fail "the emulator: $*: $bridge_answer"
 }
 
+# machine ROLE ACTION: what somebody does who stands in front of guest ROLE.
+#   reset    the button; it boots anew and runs the script from the start: see boots
+#   off, on  cuts its power; switches it on again
+#   unplug   asks for the port's slot, as the button beside it does; plug puts a port there
+#   qmp JSON any command of QEMU
+machine() {
+    say "machine $*"
+    machine_answer=$(get machine)
+    [ "$machine_answer" = done ] || fail "machine $*: $machine_answer"
+}
+
+# boots: how often this guest was reset or switched on again.
+boots() {
+    say boots
+    get boots
+}
+
+# count PATH: a count of the emulator, such as a_to_b.window_reads.tlps; docs/emulator.md has the names.
+count() {
+    say "count $*"
+    get count
+}
+
+# result NAME FILE: hands a program's JSON over to whoever reads the lab's results.
+result() { say "result $1 $(tr -d '\n' <"$2")"; }
+
+# field NAME FILE: the first value of that name in JSON; a number, a word or a text without quotes in it.
+field() {
+    tr -d '\n' <"$2" | grep -o "\"$1\": *\(\"[^\"]*\"\|[^,}]*\)" | head -n 1 | sed 's/^[^:]*: *//; s/^"//; s/"$//'
+}
+
 # within SECONDS WHY COMMAND...: tries until the command succeeds.
 within() {
     within_end=$(($(cut -d. -f1 /proc/uptime) + $1)) within_why=$2
@@ -81,10 +113,25 @@ holds() {
     "$@" || fail "$holds_why: $*"
 }
 
+# own_address: gives the network that guests may share (`eth0`) this guest's address; prints the other's.
+own_address() {
+    [ "$ROLE" = a ] && own_number=1 peer_number=2 || own_number=2 peer_number=1
+    ifconfig lo 127.0.0.1 up
+    ifconfig eth0 10.9.7.$own_number netmask 255.255.255.0 up
+    echo 10.9.7.$peer_number
+}
+
 load() { insmod "/lab/modules/$1.ko" $(shift; echo "$@"); }
+
+. /lab/vfio.sh
+# finish: ends the script here, well.
+finish() {
+    set +x
+    trap - EXIT
+    say done
+    exit
+}
 
 set -x
 . /lab/scenario.sh
-set +x
-trap - EXIT
-say done
+finish

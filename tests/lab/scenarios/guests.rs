@@ -7,13 +7,23 @@ use crate::scenario::{Machine, Scenario};
 pub(crate) fn all() -> Vec<Scenario> {
     vec![Scenario {
         name: "guests",
-        proves: "two guests boot side by side, one with an IOMMU, load the NTB modules and hear each other",
-        bridge: None,
+        proves: "two guests boot side by side, one with an IOMMU, load the NTB modules, hear each other, run this \
+                 project's programs, share a network, and are reset and switched off and on",
         guests: [Machine::PLAIN, Machine::IOMMU],
         script: include_str!("guests.sh"),
-        settings: vec![],
-        steps: vec!["modules", "a:no-iommu", "b:iommu", "words"],
-        tolerates: &[],
-        time_limit: Duration::from_secs(60),
+        network: true,
+        programs: &["ntb-ping"],
+        debian: &["usr/bin/rdma"],
+        steps: vec![
+            "modules",
+            "a:no-iommu",
+            "b:iommu",
+            "words",
+            "programs",
+            "network",
+            "power",
+        ],
+        time_limit: Duration::from_secs(150),
+        ..Scenario::BASE
     }]
 }

@@ -1,7 +1,5 @@
 //! The kernel's own NTB drivers and clients in both guests: they judge the emulator.
 
-use std::time::Duration;
-
 use crate::scenario::{Bridge, Machine, Scenario};
 
 const MIB: u64 = 1 << 20;
@@ -108,7 +106,6 @@ fn linux(name: &'static str, model: &'static str, driver: Driver, proves: &'stat
             ("LINK", if driver.link_control { "client" } else { "driver" }),
         ],
         steps,
-        tolerates: &[],
-        time_limit: Duration::from_secs(180),
+        ..Scenario::BASE
     }
 }

@@ -1,0 +1,143 @@
+//! A window onto another device's BAR, as onto a GPU's memory.
+
+#![allow(unsafe_code, reason = "maps a BAR for another device's DMA")]
+
+use std::time::{Duration, Instant};
+
+use ntb::{
+    pci::{Bar, BarMap, CacheType, DmaMemory, Function as _},
+    window::{Aperture, ApertureChoice},
+};
+use serde_json::{Map, Value};
+
+use super::{
+    Result,
+    port::{Port, Words, function},
+    said, stop_at,
+};
+
+/// Longest wait for the message.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What the BAR holds before.
+const BLANK: u64 = 0x1111_2222_3333_4444;
+
+#[derive(clap::Args)]
+pub(super) struct ReceiveArgs {
+    /// The port.
+    address: String,
+    /// The other device, such as ntb:0000:00:03.0, bound to vfio-pci.
+    device: String,
+    /// Which BAR of it.
+    #[arg(long, default_value_t = 2)]
+    bar: u8,
+    /// Bytes of the message.
+    #[arg(long, default_value_t = 65536)]
+    bytes: u64,
+    /// Where in the BAR the window begins: a multiple of 4096.
+    #[arg(long, default_value_t = 4096)]
+    offset: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+#[derive(clap::Args)]
+pub(super) struct SendArgs {
+    /// The port.
+    address: String,
+    /// Bytes of the message.
+    #[arg(long, default_value_t = 65536)]
+    bytes: u64,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+fn bar(number: u8) -> Result<Bar> {
+    let found = Bar::ALL
+        .into_iter()
+        .find(|bar| bar.index() == usize::from(number));
+    found.ok_or_else(|| format!("there is no BAR {number}"))
+}
+
+/// Words of the BAR from `offset` on that are not what `expected` gives.
+fn wrong(map: &BarMap, offset: u64, expected: impl Iterator<Item = u64>) -> Result<u64> {
+    let mut wrong = 0;
+    for (at, expected) in (offset..).step_by(8).zip(expected) {
+        let word: u64 = map.load(at).map_err(|e| said("reading the BAR")(&e))?;
+        wrong += u64::from(word != expected);
+    }
+    Ok(wrong)
+}
+
+pub(super) fn receive(args: &ReceiveArgs, facts: &mut Map<String, Value>) -> Result<()> {
+    let open = Port::open(&args.address)?;
+    let port = &open.port;
+    let other = function(&args.device)?;
+    let number = bar(args.bar)?;
+    let size = other.bar_or_error(number).map_err(|e| said("the BAR")(&e))?.bytes;
+    let map = other
+        .map_bar(number, CacheType::Uncached)
+        .map_err(|e| said("mapping the BAR")(&e))?;
+    for at in (0..size).step_by(8) {
+        map.store(at, BLANK).map_err(|e| said("filling the BAR")(&e))?;
+    }
+    let pointer = map
+        .pointer(args.offset, args.bytes)
+        .map_err(|e| said("the BAR's part")(&e))?;
+    // SAFETY: `map` outlives the mapping for DMA, which is declared after it, and its memory is reached by its own
+    // atomic loads and stores only.
+    let memory = unsafe { DmaMemory::raw(pointer, args.bytes, None) };
+    let align = port.windows().first().map_or(4096, |info| info.address_align);
+    // SAFETY: as above.
+    let mapping = unsafe { open.space.map_raw(&memory, align) };
+    let mapping = mapping.map_err(|e| said("mapping the BAR for the bridge")(&e))?;
+    open.link_up()?;
+    port.open_window(0, mapping.iova(), args.bytes)
+        .map_err(|e| said("opening the window")(&e))?;
+    eprintln!("window open");
+    let words = args.bytes / 8;
+    let message = || Words(args.seed).take(words as usize);
+    let last = message().last().unwrap_or_default();
+    let until = Instant::now() + PATIENCE;
+    while map
+        .load::<u64>(args.offset + (words - 1) * 8)
+        .map_err(|e| said("reading the BAR")(&e))?
+        != last
+    {
+        if Instant::now() > until {
+            return Err("the message's last word did not come".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let differing = wrong(&map, args.offset, message())?;
+    let blank = |bytes: u64| std::iter::repeat_n(BLANK, (bytes / 8) as usize);
+    let end = args.offset + args.bytes;
+    let outside = wrong(&map, 0, blank(args.offset))? + wrong(&map, end, blank(size - end))?;
+    facts.insert("bytes".to_owned(), args.bytes.into());
+    facts.insert("bar_bytes".to_owned(), size.into());
+    facts.insert("differing_words".to_owned(), differing.into());
+    facts.insert("changed_outside".to_owned(), outside.into());
+    stop_at("received")?;
+    port.close_window(0).map_err(|e| said("closing the window")(&e))?;
+    drop(mapping);
+    match differing + outside {
+        0 => Ok(()),
+        _ => Err(format!(
+            "{differing} words of the message differ, {outside} words outside it have changed"
+        )),
+    }
+}
+
+pub(super) fn send(args: &SendArgs, facts: &mut Map<String, Value>) -> Result<()> {
+    let open = Port::open(&args.address)?;
+    open.link_up()?;
+    stop_at("link up")?;
+    let aperture = Aperture::open(&*open.port, 0, ApertureChoice::Best);
+    let aperture = aperture.map_err(|e| said("the aperture")(&e))?;
+    for (at, word) in (0..args.bytes).step_by(8).zip(Words(args.seed)) {
+        aperture
+            .write(at, &word.to_le_bytes())
+            .map_err(|e| said("a store")(&e))?;
+    }
+    facts.insert("bytes".to_owned(), args.bytes.into());
+    stop_at("sent")
+}

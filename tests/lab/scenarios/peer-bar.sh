@@ -1,0 +1,38 @@
+# Guest a opens a window onto the BAR of a second device, as onto a GPU's memory; guest b's message lands there.
+
+step bind
+vfio_bind
+if [ "$ROLE" = a ]; then
+    # Shared memory between virtual machines: a prefetchable BAR 2 with memory behind it.
+    for function in /sys/bus/pci/devices/*; do
+        [ "$(cat "$function/vendor")$(cat "$function/device")" != 0x1af40x1110 ] || second=${function##*/}
+    done
+    holds "the second device is there" [ -n "${second:-}" ]
+    vfio_bind "$second"
+fi
+meet bound
+pass
+
+step message
+if [ "$ROLE" = a ]; then
+    start_inside bar-receive ntb:$port ntb:$second --seed "$SEED"
+    inside_at "window open"
+    meet open
+    inside_at received 90
+    inside_on
+    end_inside received
+    put received yes
+else
+    start_inside bar-send ntb:$port --seed "$SEED"
+    inside_at "link up"
+    meet open
+    inside_on
+    inside_at sent 90
+    get received 90 >/dev/null
+    inside_on
+    end_inside sent
+fi
+for way in a_to_b b_to_a; do
+    holds "stores beyond the BAR" [ "$(count $way.fault_unmapped)$(count $way.fault_unreachable)" = 00 ]
+done
+pass
