@@ -244,6 +244,11 @@ fn arguments(start: &Start<'_>, console: &Path) -> Vec<String> {
         );
     }
     if let Some(socket) = &start.port {
+        // Hot-plug by the slot's own registers: the other kind is ACPI's, which servers do not have.
+        add(
+            "-global",
+            "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off".into(),
+        );
         // In a slot of its own: QEMU takes the link registers off a function that sits on the root bus.
         add("-device", format!("pcie-root-port,id={SLOT},chassis=1,addr=5"));
         add("-device", port_device(machine, socket).to_string());

@@ -33,6 +33,10 @@ if [ "$ROLE" = b ]; then
     vfio_bind
     ping_says 6 no-iommu
     check_says 6 no-iommu
+    # Told to, it needs memory in one piece: a huge page.
+    exits 2 ntb-ping ntb:$port --vfio no-iommu --timeout 300ms
+    says "use one huge page"
+    echo 4 >/proc/sys/vm/nr_hugepages
     exits 4 ntb-ping ntb:$port --vfio no-iommu --timeout 300ms
     pass
 fi
@@ -77,7 +81,7 @@ if [ "$ROLE" = a ]; then
     mount -t securityfs securityfs /sys/kernel/security
     echo integrity >/sys/kernel/security/lockdown
     check_says 0 lockdown
-    exits 6 ntb-ping ntb:$port --engine wc --timeout 300ms
+    exits 3 ntb-ping ntb:$port --engine wc --timeout 300ms
     says lockdown
     # Without write-combining it works.
     exits 4 ntb-ping ntb:$port --timeout 300ms

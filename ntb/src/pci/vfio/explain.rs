@@ -54,6 +54,16 @@ pub(super) fn physical_address(machine: &Machine, memory: &DmaMemory<'_>) -> Res
     const FRAME: u64 = (1 << 55) - 1;
     let file =
         File::open(machine.path("/proc/self/pagemap")).map_err(|e| PciError::io("opening pagemap", e))?;
+    // Pages that nobody has touched are nowhere yet. Kernels before 5.14 do not know the call: theirs must be touched.
+    let at = std::ptr::with_exposed_provenance_mut(memory.address());
+    // SAFETY: populates pages of a mapping that whoever made the `DmaMemory` vouches for, and changes no byte.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            at,
+            usize::try_from(memory.bytes()).unwrap_or(0),
+            rustix::mm::Advice::LinuxPopulateWrite,
+        )
+    };
     let first_page = memory.address() as u64 / PAGE;
     let mut start = 0;
     for page in 0..memory.bytes().div_ceil(PAGE) {

@@ -166,7 +166,13 @@ impl Outbound {
                 windows: 0,
             }));
         };
-        let method = Method::choose(first.aperture.kind(), cpu, wish)?;
+        let method = Method::choose(first.aperture.kind(), cpu, wish).map_err(|mut e| {
+            // Why the mapping is what it is, with the remedy.
+            for refusal in first.aperture.refusals() {
+                e.what.push_str(&format!("; {refusal}"));
+            }
+            e
+        })?;
         let reach = match first.aperture.kind() {
             ApertureKind::Trapped => Reach::Trapped(Arc::new(Mutex::new(Some(pieces)))),
             ApertureKind::Mapped(_) => Reach::Mapped(Arc::new(Mapped::new(pieces).map_err(failed)?)),
