@@ -1,13 +1,19 @@
-//! A window onto another device's BAR, as onto a GPU's memory.
+//! A window onto another device's BAR. The way in is that of a GPU's memory ([`Exportable`], [`ExportedWindow`]); only the
+//! memory comes from elsewhere.
 
-#![allow(unsafe_code, reason = "maps a BAR for another device's DMA")]
+#![allow(unsafe_code, reason = "vouches for the mapping of a BAR")]
 
-use std::time::{Duration, Instant};
+use std::{
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ntb::{
-    pci::{Bar, BarMap, CacheType, DmaMemory, Function as _},
-    window::{Aperture, ApertureChoice},
+    pci::{Bar, BarMap, CacheType, Function as _},
+    window::{Aperture, ApertureChoice, ExportedWindow},
 };
+use ntb_mem::export::Exportable;
 use serde_json::{Map, Value};
 
 use super::{
@@ -51,6 +57,42 @@ pub(super) struct SendArgs {
     seed: u64,
 }
 
+/// Part of a BAR, to be shown to another device.
+#[derive(Debug)]
+struct Part {
+    pointer: *mut u8,
+    bytes: u64,
+    map: BarMap,
+}
+
+// SAFETY: the pointer is into `map`, which can be sent, and is not used here.
+unsafe impl Send for Part {}
+// SAFETY: as above; what lies there is reached by `map`'s atomic loads and stores only.
+unsafe impl Sync for Part {}
+
+// SAFETY: `map` keeps the range mapped for as long as it lives, and gives no reference out.
+unsafe impl Exportable for Part {
+    fn as_ptr(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn descriptor(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        None
+    }
+
+    fn alignment(&self) -> u64 {
+        4096
+    }
+
+    fn kind(&self) -> &'static str {
+        "a device's BAR"
+    }
+}
+
 fn bar(number: u8) -> Result<Bar> {
     let found = Bar::ALL
         .into_iter()
@@ -83,16 +125,16 @@ pub(super) fn receive(args: &ReceiveArgs, facts: &mut Map<String, Value>) -> Res
     let pointer = map
         .pointer(args.offset, args.bytes)
         .map_err(|e| said("the BAR's part")(&e))?;
-    // SAFETY: `map` outlives the mapping for DMA, which is declared after it, and its memory is reached by its own
-    // atomic loads and stores only.
-    let memory = unsafe { DmaMemory::raw(pointer, args.bytes, None) };
-    let align = port.windows().first().map_or(4096, |info| info.address_align);
-    // SAFETY: as above.
-    let mapping = unsafe { open.space.map_raw(&memory, align) };
-    let mapping = mapping.map_err(|e| said("mapping the BAR for the bridge")(&e))?;
+    let part = Arc::new(Part {
+        pointer,
+        bytes: args.bytes,
+        map,
+    });
+    let map = &part.map;
     open.link_up()?;
-    port.open_window(0, mapping.iova(), args.bytes)
-        .map_err(|e| said("opening the window")(&e))?;
+    let memory: Arc<dyn Exportable> = Arc::clone(&part) as _;
+    let window = ExportedWindow::open(port, &open.space, 0, &memory);
+    let window = window.map_err(|e| said("opening a window onto the BAR")(&e))?;
     eprintln!("window open");
     let words = args.bytes / 8;
     let message = || Words(args.seed).take(words as usize);
@@ -108,17 +150,16 @@ pub(super) fn receive(args: &ReceiveArgs, facts: &mut Map<String, Value>) -> Res
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let differing = wrong(&map, args.offset, message())?;
+    let differing = wrong(map, args.offset, message())?;
     let blank = |bytes: u64| std::iter::repeat_n(BLANK, (bytes / 8) as usize);
     let end = args.offset + args.bytes;
-    let outside = wrong(&map, 0, blank(args.offset))? + wrong(&map, end, blank(size - end))?;
+    let outside = wrong(map, 0, blank(args.offset))? + wrong(map, end, blank(size - end))?;
     facts.insert("bytes".to_owned(), args.bytes.into());
     facts.insert("bar_bytes".to_owned(), size.into());
     facts.insert("differing_words".to_owned(), differing.into());
     facts.insert("changed_outside".to_owned(), outside.into());
     stop_at("received")?;
-    port.close_window(0).map_err(|e| said("closing the window")(&e))?;
-    drop(mapping);
+    window.close().map_err(|e| said("closing the window")(&e))?;
     match differing + outside {
         0 => Ok(()),
         _ => Err(format!(
