@@ -111,7 +111,7 @@ fn messages_go_both_ways() {
     }
 }
 
-/// The cable is pulled and plugged in; the function leaves and comes back; the peer dies and comes back.
+/// The cable is pulled and plugged in; the function leaves and comes back, or is wanted back; the peer dies and comes back.
 #[test]
 fn channels_return_after_every_loss() {
     for family in FAMILIES {
@@ -127,6 +127,9 @@ fn channels_return_after_every_loss() {
             (Action::LinkDown, Action::LinkUp),
             (Action::Remove(SideId::A), Action::Return(SideId::A)),
             (Action::Remove(SideId::B), Action::Return(SideId::B)),
+            // Let go of as asked, and taken up again at once where it is still there.
+            (Action::RequestRemoval(SideId::A), Action::LinkUp),
+            (Action::RequestRemoval(SideId::B), Action::LinkUp),
         ] {
             bridges.act(lose);
             for node in [&mut a, &mut b] {

@@ -47,7 +47,7 @@ use std::{
 use ntb::{
     address::{OpenOptions, PortAddress},
     hw::{self, Family, LinkReport, NtbError, NtbPort},
-    pci::{DmaSpace, config},
+    pci::{DmaSpace, EventFd, Notice, PciError, config},
 };
 use ntb_mem::{
     cpu::CpuFeatures,
@@ -123,6 +123,8 @@ struct Device {
     space: Arc<DmaSpace>,
     port: Arc<dyn NtbPort>,
     health: Health,
+    /// Signalled when the kernel, or whoever serves the device, wants it back.
+    wanted_back: EventFd,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -251,7 +253,7 @@ impl NtbLink {
         if !news && now < self.next_look {
             return;
         }
-        let report = match device.is_as_started() {
+        let report = match device.is_ours().and_then(|()| device.is_as_started()) {
             Ok(()) if news || !(self.is_up() && is_across(device.port.family())) => {
                 device.port.take_link_report().map(Some)
             }
@@ -491,7 +493,25 @@ impl Device {
         }
         let space = DmaSpace::new(Arc::clone(&function))?;
         let health = Health::new(&*function);
-        Ok(Self { space, port, health })
+        let wanted_back = EventFd::new()?;
+        // Whoever holds a device on and on keeps the kernel from unplugging it, unbinding it and shutting down.
+        function.set_notice(Notice::Release, Some(wanted_back.as_fd()))?;
+        Ok(Self {
+            space,
+            port,
+            health,
+            wanted_back,
+        })
+    }
+
+    /// An error when the device is to be let go.
+    fn is_ours(&self) -> Result<(), NtbError> {
+        match self.wanted_back.take()? {
+            0 => Ok(()),
+            _ => Err(NtbError::Pci(PciError::Gone {
+                what: "it was wanted back, to be unplugged or for another driver, and was let go".to_owned(),
+            })),
+        }
     }
 
     /// Whether the function has been reset behind the driver, by a power cycle or by whoever may: its registers answer then,
