@@ -113,8 +113,12 @@ impl Scenario {
             None => "no bridge".to_owned(),
         };
         let memory: u32 = self.guests.iter().map(|guest| guest.memory_mib).sum();
+        let programs = match self.programs {
+            [] => String::new(),
+            names => format!(", {} built by cargo", names.join(" ")),
+        };
         format!(
-            "{bridge}, two guests with {memory} MiB in all, up to {} s",
+            "{bridge}, two guests with {memory} MiB in all{programs}, up to {} s",
             self.time_limit.as_secs()
         )
     }
