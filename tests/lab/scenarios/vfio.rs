@@ -68,7 +68,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             proves: "the port vanishes under the running program, by surprise and by its slot's button: the driver lets \
                      go, takes it up again when it is back, and the other host's process lives through it",
             script: include_str!("vfio-removal.sh"),
-            steps: vec!["bind", "traffic", "surprise", "unplug", "plug"],
+            steps: vec!["bind", "traffic", "surprise", "wanted-back", "back", "button"],
             ..on("intel-spr")
         },
     ]
