@@ -2,6 +2,7 @@
 
 mod guests;
 mod linux;
+mod mixed;
 mod others;
 mod vfio;
 
@@ -9,7 +10,14 @@ use crate::scenario::Scenario;
 
 /// All scenarios, what others build on first.
 pub(crate) fn all() -> Vec<Scenario> {
-    [guests::all(), linux::all(), vfio::all(), others::all()].concat()
+    [
+        guests::all(),
+        linux::all(),
+        vfio::all(),
+        mixed::all(),
+        others::all(),
+    ]
+    .concat()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //! - [`environment`]: facts of the machine that change results.
 //! - [`report`]: one structure, printed as text or as JSON.
 //! - [`check`]: the program `ntb-check`: what a machine with a bridge lacks, and what to do.
+//! - [`linux`]: `ntb-ping linux`: the protocols of a Linux kernel's NTB clients.
 //! - [`ping`]: the program `ntb-ping`, which `bin/ntb-ping.rs` only calls.
 
 pub mod check;
@@ -17,6 +18,7 @@ pub mod environment;
 pub mod exit;
 pub mod floor;
 pub mod interrupt;
+pub mod linux;
 pub mod noise;
 pub mod pace;
 pub mod ping;

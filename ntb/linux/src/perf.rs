@@ -129,6 +129,7 @@ pub struct Perf {
     retry: Instant,
     peer_size: Option<u64>,
     ready: bool,
+    last_received: (u64, u64),
     unknown: u64,
 }
 
@@ -169,6 +170,7 @@ impl Perf {
             retry: Instant::now(),
             peer_size: None,
             ready: false,
+            last_received: (0, 0),
             unknown: 0,
         })
     }
@@ -268,10 +270,10 @@ impl Perf {
     }
 
     /// Bytes that this side exposes, and how many of its 64-byte lines have something other than zero in them: what the
-    /// peer has written.
+    /// peer has written. Without a link, what it was when the link was lost.
     pub fn received(&self) -> (u64, u64) {
         let Some(inbound) = &self.inbound else {
-            return (0, 0);
+            return self.last_received;
         };
         let view = inbound.view();
         let lines = (0..view.lines() as usize)
@@ -359,6 +361,7 @@ impl Perf {
         self.queue.clear();
         self.peer_size = None;
         self.ready = false;
+        self.last_received = self.received();
         self.inbound = None;
         for index in 0..self.port.scratchpads() {
             self.port.set_scratchpad(index, EMPTY)?;

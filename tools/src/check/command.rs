@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use ntb::pci::machine::PciAddress;
 
-use crate::cli::Ranges;
+use crate::cli::{Ranges, values};
 
 /// Says whether this machine is set up for its PCIe Non-Transparent Bridges, and what to do where it is not.
 ///
@@ -89,22 +89,7 @@ fn file(text: &str) -> Result<PathBuf, String> {
 }
 
 fn memory(text: &str) -> Result<u64, String> {
-    const UNITS: [(&str, u64); 4] = [
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("TiB", 1 << 40),
-    ];
-    let (number, unit) = UNITS
-        .iter()
-        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
-        .unwrap_or((text, 1));
-    let digits = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
-    digits
-        .then(|| number.parse::<u64>().ok()?.checked_mul(unit))
-        .flatten()
-        .filter(|bytes| (4096..=1 << 40).contains(bytes))
-        .ok_or_else(|| format!("is out of range or no size; allowed: {MEMORY}"))
+    values::bytes(text, &(4096..=1 << 40), MEMORY)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! The parser is clap's; what differs is that values are parsed here, by functions that know their range, and that a
 //! usage error is cut to one line.
 
+pub mod linux;
 pub mod ping;
 pub mod values;
 

@@ -124,6 +124,9 @@ pub struct Command {
 pub enum Sub {
     /// Answers whoever measures, until it is interrupted.
     Serve(ServeArgs),
+    /// Speaks with the NTB clients of a Linux kernel at the other end of a bridge.
+    #[command(subcommand)]
+    Linux(super::linux::Linux),
     /// The far end of the bare ping-pong that results are compared with; started by ntb-ping itself.
     #[command(hide = true)]
     FloorPeer(FloorPeerArgs),
@@ -268,6 +271,14 @@ pub const RANGES: Ranges = &[
     ("--wait", WAIT),
     ("--timeout", TIMEOUT),
     ("--histogram", FILE),
+    ("--pause", super::linux::PAUSE),
+    ("--bytes", super::linux::BYTES),
+    ("--window", super::linux::WINDOW),
+    ("--hold", super::linux::HOLD),
+    ("--interval", super::linux::PAUSE),
+    ("--frame", super::linux::FRAME),
+    ("--clients", super::linux::CLIENTS),
+    ("--queue", super::linux::QUEUE),
 ];
 
 fn address(text: &str) -> Result<Address, String> {
@@ -332,7 +343,7 @@ fn end(text: &str) -> Result<End, String> {
         .ok_or_else(|| format!("is no end; allowed: {END}"))
 }
 
-fn interface(text: &str) -> Result<Interface, String> {
+pub(super) fn interface(text: &str) -> Result<Interface, String> {
     values::word(text, &Interface::NAMED, VFIO)
 }
 

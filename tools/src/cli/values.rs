@@ -22,6 +22,26 @@ pub fn whole(text: &str, range: &RangeInclusive<u64>, allowed: &str) -> Result<u
     }
 }
 
+/// A number of bytes of a range, with KiB, MiB, GiB, TiB or nothing behind it.
+pub fn bytes(text: &str, range: &RangeInclusive<u64>, allowed: &str) -> Result<u64, String> {
+    const UNITS: [(&str, u64); 4] = [
+        ("KiB", 1 << 10),
+        ("MiB", 1 << 20),
+        ("GiB", 1 << 30),
+        ("TiB", 1 << 40),
+    ];
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(name, unit)| Some((text.strip_suffix(name)?, *unit)))
+        .unwrap_or((text, 1));
+    let digits = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
+    digits
+        .then(|| number.parse::<u64>().ok()?.checked_mul(unit))
+        .flatten()
+        .filter(|bytes| range.contains(bytes))
+        .ok_or_else(|| format!("is out of range or no size; allowed: {allowed}"))
+}
+
 /// A number of a range, with or without a fraction.
 pub fn real(text: &str, range: &RangeInclusive<f64>, allowed: &str) -> Result<f64, String> {
     let wrong = |what: &str| format!("{what}; allowed: {allowed}");

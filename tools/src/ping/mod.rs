@@ -28,7 +28,7 @@ use crate::{
     },
     environment::topology::Pinned,
     exit::{Exit, Failure},
-    floor,
+    floor, linux,
 };
 
 /// Name of the channel.
@@ -60,6 +60,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
         None if command.run.from.or(command.run.to).is_some() => gpu::run(&command.run),
         None => client::run(&command.run),
         Some(Sub::Serve(args)) => server::serve(args),
+        Some(Sub::Linux(args)) => linux::run(args),
         Some(Sub::FloorPeer(args)) => {
             server::end_with(args.parent);
             let _pinned = args.cpu.and_then(|(cpu, _)| Pinned::to(cpu).ok());

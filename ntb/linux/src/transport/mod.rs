@@ -54,6 +54,8 @@ const WATCH: Duration = Duration::from_millis(50);
 /// After this long without a ready bit the greeting is said again: the peer may have wiped it with the rest of an
 /// earlier life.
 const REPEAT: Duration = Duration::from_millis(500);
+/// How long the frame that closes a queue pair may come after the ready bit is gone.
+const LEAVE: Duration = Duration::from_millis(300);
 /// How long a greeting is waited for after the link was down for a moment. A peer that has not noticed says none: then the
 /// link is taken down for it to see.
 const NOTICE: Duration = Duration::from_secs(2);
@@ -181,6 +183,8 @@ pub struct Transport {
     since: Instant,
     next: Instant,
     retrain_at: Option<Instant>,
+    /// Since when the ready bit is gone.
+    leaving: Option<Instant>,
     disagreement: Option<LinuxError>,
     pending: Option<Loss>,
     counters: Counters,
@@ -235,6 +239,7 @@ impl Transport {
             since: now,
             next: now,
             retrain_at: None,
+            leaving: None,
             disagreement: None,
             pending: None,
             counters: Counters::default(),
@@ -522,6 +527,7 @@ impl Transport {
             return Ok(None);
         }
         self.enter(Step::Up, now);
+        self.leaving = None;
         self.counters.connections += 1;
         Ok(Some(Event::Up))
     }
@@ -533,8 +539,15 @@ impl Transport {
             return Ok(Some(self.lose(Loss::Restarted, now)));
         }
         let ready = self.port.scratchpad(scratchpad::READY)?;
-        if ready & 1 << self.options.queue == 0 {
-            return Ok(Some(self.lose(Loss::Closed, now)));
+        if ready & 1 << self.options.queue != 0 {
+            self.leaving = None;
+            return Ok(None);
+        }
+        // A frame that says so follows the bit: taken in its turn it leaves nothing behind. With a full ring there is none.
+        match self.leaving {
+            None => self.leaving = Some(now),
+            Some(since) if now.duration_since(since) < LEAVE => {}
+            Some(_) => return Ok(Some(self.lose(Loss::Closed, now))),
         }
         Ok(None)
     }

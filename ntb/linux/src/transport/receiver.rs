@@ -76,10 +76,20 @@ impl Receiver {
         &self.slot
     }
 
-    /// Begins a new connection. Frames that are there stay: they may be the first of it.
+    /// Begins a new connection. Frames that are there stay, since they may be the first of it; but not those that closed
+    /// the last one, which would close this one when their turn comes.
     pub fn restart(&mut self) {
         self.next = 0;
         self.packets = 0;
+        for index in 0..self.slot.frames {
+            let mut header = [0; HEADER_BYTES as usize];
+            let at = self.slot.header_at(index) as usize;
+            self.view.copy_out(at, &mut header);
+            let [_, _, flags] = fields(&header);
+            if flags & LINK_DOWN != 0 {
+                self.clear(at + 8);
+            }
+        }
     }
 
     /// Looks at the next frame; its payload replaces what is in `buffer`.
@@ -241,6 +251,12 @@ mod tests {
         }
         write(&view, &slot, 1, &[], [77, 0, DONE | LINK_DOWN]);
         assert_eq!(receiver.poll(&mut buffer), Arrival::Closed);
+        assert_eq!(receiver.poll(&mut buffer), Arrival::Nothing);
+        // One that was never reached closes nothing later.
+        write(&view, &slot, 0, &[1], [0, 1, DONE]);
+        write(&view, &slot, 1, &[], [1, 0, DONE | LINK_DOWN]);
+        receiver.restart();
+        assert_eq!(receiver.poll(&mut buffer), Arrival::Payload { consumed: 0 });
         assert_eq!(receiver.poll(&mut buffer), Arrival::Nothing);
     }
 
