@@ -46,27 +46,13 @@ pub(crate) fn all() -> Vec<Scenario> {
             )
         },
         Scenario {
-            settings: settings("ntb_hw_intel", "a", "all"),
-            guests: [OURS, Machine::PLAIN],
-            steps: ALL.to_vec(),
+            settings: [settings("ntb_hw_amd", "b", "all"), vec![("KILLED", "no")]].concat(),
+            steps: ALL.iter().filter(|s| **s != "killed").copied().collect(),
             ..on(
-                "mixed-intel-skx",
-                "intel-skx",
-                "all of that on Skylake registers, with this project's driver at the upstream end",
-            )
-        },
-        Scenario {
-            settings: settings("ntb_hw_amd", "b", "all"),
-            steps: ALL.to_vec(),
-            ..on("mixed-amd", "amd", "all of that on AMD registers")
-        },
-        Scenario {
-            settings: settings("ntb_hw_epf", "b", "all"),
-            steps: ALL.to_vec(),
-            ..on(
-                "mixed-epf",
-                "epf",
-                "all of that on the endpoint function's registers: one window, ends without sides",
+                "mixed-amd",
+                "amd",
+                "all of that on AMD registers, but for the program that is killed: the kernel's transport does not come back \
+                 after it there",
             )
         },
     ]

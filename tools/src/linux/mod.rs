@@ -141,6 +141,9 @@ fn perf(args: &PerfArgs, interrupt: &Interrupt) -> Result<Exit, Failure> {
         }
         side.wait(None, 4 * NAP).map_err(|e| failure(&e))?;
     }
+    if side.step() == Step::Ready {
+        received = side.received();
+    }
     let (exposed, lines) = received;
     let written = lines * 64;
     let rate = done.bytes as f64 / done.elapsed.as_secs_f64().max(1e-9);
