@@ -34,6 +34,12 @@ impl GpuError {
         }
     }
 
+    /// A library that was not loaded, in the loader's own words.
+    pub(crate) fn loading(e: &libloading::Error) -> String {
+        use std::error::Error;
+        e.source().map_or_else(|| e.to_string(), ToString::to_string)
+    }
+
     /// Whether the device or the driver has gone for good: nothing will work before it is opened anew.
     pub fn is_lost(&self) -> bool {
         self.name == "gpu-lost"

@@ -67,7 +67,10 @@ impl Gdrcopy {
             GpuError::new(
                 "gdrcopy-missing",
                 3,
-                format!("gdrcopy's library was not found ({e}): install gdrcopy and load its module gdrdrv"),
+                format!(
+                    "gdrcopy's library was not found ({}): install gdrcopy and load its module gdrdrv",
+                    GpuError::loading(&e)
+                ),
             )
         })?;
         let missing = |name: &str| {

@@ -194,5 +194,5 @@ impl Driver {
 fn open(path: &Path) -> Result<Library, String> {
     // SAFETY: the driver's library has initialisers that may run at any time; a file of this name that is something else is
     // outside of what a process can guard against.
-    unsafe { Library::new(path) }.map_err(|e| e.to_string())
+    unsafe { Library::new(path) }.map_err(|e| GpuError::loading(&e))
 }
