@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     early_eviction: u32,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair", "emu"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -202,7 +202,7 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
     let (forward, back) = (model(args.seed), model(args.seed.wrapping_add(1)));
     let window_bytes =
         ((CHANNELS_FIRST_LINE + page::PAGE_LINES + ring) * 64 + (1 << 16)).next_multiple_of(4096);
-    let (a, b, venue): (Box<dyn Link>, Box<dyn Link>, _) = if args.link == "emu" {
+    let (a, b, venue): (Box<dyn Link>, Box<dyn Link>, _) = if args.link != "pair" {
         let venue = Venue::new(&args.link, &mut Rng::new(args.seed))?;
         (
             venue.open(0, window_bytes)?,

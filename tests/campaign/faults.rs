@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000_000))]
     messages: u64,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair", "emu"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -128,15 +128,23 @@ struct Board {
 enum Wire {
     Pair(PairControl),
     Bridges(Venue),
+    Tcp(Venue),
 }
 
 impl Wire {
     /// The ends of a link, and what joins them.
     fn new(link: &str, rng: &mut Rng) -> Result<([Box<dyn Link>; 2], Self), String> {
         const WINDOW_BYTES: u64 = 1 << 17;
-        if link == "emu" {
-            let venue = Venue::new(link, rng)?;
-            let ends = [venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?];
+        if link != "pair" {
+            let venue = match link {
+                "tcp" => Venue::relayed(rng)?,
+                other => Venue::new(other, rng)?,
+            };
+            let mut ends = [venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?];
+            if link == "tcp" {
+                ends[0].poll().map_err(|e| e.to_string())?; // listens where the relay leads to
+                return Ok((ends, Self::Tcp(venue)));
+            }
             return Ok((ends, Self::Bridges(venue)));
         }
         let options = PairOptions {
@@ -153,6 +161,13 @@ impl Wire {
         let times = 1 + rng.below(3) as u32;
         match self {
             Self::Pair(control) => control.flap(times).map_err(|e| e.to_string())?,
+            Self::Tcp(venue) => {
+                for _ in 0..times {
+                    venue.cut();
+                    std::thread::sleep(Duration::from_micros(rng.below(5000)));
+                }
+                *troubles.entry("cut").or_default() += u64::from(times);
+            }
             Self::Bridges(venue) => *troubles.entry(venue.trouble(rng)).or_default() += 1,
         }
         Ok(())

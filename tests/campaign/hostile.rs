@@ -4,7 +4,10 @@
 
 use std::{
     process::{Child, Command, ExitCode, Stdio},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -12,7 +15,8 @@ use ntb_mem::{line::Line, region::View};
 use ntb_ring::{
     channel::{Connection, Options, Receiver, RecvFailure, SendFailure, Sender},
     link::{
-        Doorbell, Link, LinkError, LinkFacts, LinkState, LinkStatus, Registers,
+        Doorbell, Link, LinkError, LinkFacts, LinkState, LinkStatus, Pump, Registers,
+        auth::{SECRET_ENV, Secret},
         engine::{Engine, Order, StoreEngine},
         select,
     },
@@ -22,8 +26,9 @@ use ntb_ring::{
 use crate::{
     Report, Rng,
     leftovers::Leftovers,
+    strangers,
     traffic::{self, Checker},
-    venue::Venue,
+    venue::{self, Venue},
 };
 
 const RING_LINES: u64 = 256;
@@ -50,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft", "emu"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -85,13 +90,14 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         if let Some(family) = venue.family() {
             report.set("family", family);
         }
-        let mut victim = Victim::start(venue.address(0))?;
+        let mut victim = Victim::start(&venue)?;
         meet(&venue, &mut rng)?;
         let descriptors = victim.descriptors();
         for round in 0..args.rounds {
             let kind = (round % ATTACKS.len() as u64) as usize;
             counts[kind] += 1;
             let attacked = match kind {
+                0 | 1 if venue.tcp().is_some() => beside(&venue, &mut rng, kind == 1),
                 0 => socket_bytes(&venue, &mut rng),
                 1 => socket_flood(&venue, &mut rng),
                 2 => scribble(&venue, &mut rng, false, false),
@@ -145,6 +151,53 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
         report.violation(left);
     }
     Ok(report)
+}
+
+/// Strangers without the secret, while an honest peer's stream is under way: it must lose nothing.
+fn beside(venue: &Venue, rng: &mut Rng, flood: bool) -> Result<u64, String> {
+    let (port, secret) = venue.tcp().ok_or("no TCP here")?;
+    let secret = Secret::new(secret.as_bytes()).map_err(|e| e.to_string())?;
+    let connection =
+        Connection::open(venue.open(1, WINDOW_BYTES)?, &Options::default()).map_err(|e| e.to_string())?;
+    let ends = connection.channel("traffic", spec()).map_err(|e| e.to_string())?;
+    let mut traffic = Traffic::new(ends, rng.next());
+    let start = Instant::now();
+    let more = |traffic: &mut Traffic, messages: u64| {
+        let (sent, received) = (traffic.number + messages, traffic.checker.received + messages);
+        while traffic.checker.received < received || traffic.number < sent {
+            traffic.step()?;
+            if start.elapsed() > WATCHDOG {
+                return Err("the stream beside the strangers has stopped".to_owned());
+            }
+        }
+        Ok(())
+    };
+    more(&mut traffic, 200)?;
+    let done = AtomicBool::new(false);
+    let strangers = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let told = if flood {
+                Ok(strangers::flood(port, rng))
+            } else {
+                strangers::call(port, &secret, rng)
+            };
+            done.store(true, Ordering::Release);
+            told
+        });
+        while !done.load(Ordering::Acquire) {
+            more(&mut traffic, 10)?;
+        }
+        thread.join().map_err(|_| "the stranger panicked".to_owned())?
+    })?;
+    more(&mut traffic, 200)?;
+    let stats = connection.stats();
+    if traffic.losses > 0 || stats.losses > 0 || stats.incarnations != 1 {
+        return Err(format!(
+            "the stream beside the strangers was lost: {} losses, {} of the link",
+            traffic.losses, stats.losses
+        ));
+    }
+    Ok(strangers)
 }
 
 /// Speaks no greeting, or half of one, or too much.
@@ -327,6 +380,9 @@ impl Link for Tap {
     fn doorbell(&self, number: u32) -> Doorbell {
         self.inner.doorbell(number)
     }
+    fn pump(&self) -> Option<Arc<dyn Pump>> {
+        self.inner.pump()
+    }
 }
 
 /// An honest peer: exchanges messages with the victim, both ways, and checks them.
@@ -358,6 +414,7 @@ struct Traffic {
     source: u64,
     number: u64,
     checker: Checker,
+    losses: u64,
     buf: Vec<u8>,
     message: Vec<u8>,
 }
@@ -372,6 +429,7 @@ impl Traffic {
             source,
             number: 0,
             checker,
+            losses: 0,
             buf: vec![0; 1 << 16],
             message: Vec::new(),
         }
@@ -397,7 +455,10 @@ impl Traffic {
                 moved = true;
             }
             Err(RecvFailure::Empty | RecvFailure::NotConnected(_)) => {}
-            Err(RecvFailure::Lost(_)) => self.checker.life_ended(),
+            Err(RecvFailure::Lost(_)) => {
+                self.losses += 1;
+                self.checker.life_ended();
+            }
             Err(e) => return Err(format!("receiving: {e}")),
         }
         if !moved {
@@ -411,10 +472,11 @@ impl Traffic {
 struct Victim(Option<Child>);
 
 impl Victim {
-    fn start(name: &str) -> Result<Self, String> {
+    fn start(venue: &Venue) -> Result<Self, String> {
         let exe = std::env::current_exe().map_err(|e| e.to_string())?;
         let child = Command::new(exe)
-            .args(["hostile-victim", name])
+            .args(["hostile-victim", venue.address(0)])
+            .envs(venue.tcp().map(|(_, secret)| (SECRET_ENV, secret)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -470,7 +532,7 @@ fn serve(address: &str) -> Result<(), String> {
     let address = address.parse().map_err(|e| format!("{e}"))?;
     let options = select::LinkOptions {
         window_bytes: WINDOW_BYTES,
-        ..select::LinkOptions::default()
+        ..venue::options()?
     };
     let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
     let connection = Connection::open(opened.link, &Options::default()).map_err(|e| e.to_string())?;

@@ -9,7 +9,7 @@ use std::{
 use ntb::pci::vfio::Interface;
 use ntb_ring::{
     channel::{Connection, Options, Receiver, RecvFailure, SendFailure, Sender, Wait},
-    link::{Wrapped, select},
+    link::{Wrapped, auth::SECRET_ENV, select},
     session::ChannelSpec,
     wire::layout::CHANNELS_FIRST_LINE,
 };
@@ -19,7 +19,7 @@ use crate::{
     leftovers::Leftovers,
     phase::{Board, PHASES, Phase, Probe},
     traffic::{self, Checker, HEADER},
-    venue::Venue,
+    venue::{self, Venue},
 };
 
 /// Lines of each ring: small, so that full rings and credits are frequent.
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft", "emu"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -58,6 +58,7 @@ pub(crate) struct Side {
     child: Option<Child>,
     address: String,
     vfio: String,
+    secret: Option<String>,
     starts: u64,
     seed: u64,
 }
@@ -72,9 +73,16 @@ impl Side {
             child: None,
             address: address.to_owned(),
             vfio: vfio.to_owned(),
+            secret: None,
             starts: 0,
             seed,
         })
+    }
+
+    /// Gives it the secret of a venue over TCP.
+    fn with_secret(mut self, venue: &Venue) -> Self {
+        self.secret = venue.tcp().map(|(_, secret)| secret.to_owned());
+        self
     }
 
     pub(crate) fn start(&mut self) -> Result<(), String> {
@@ -87,6 +95,7 @@ impl Side {
             .arg(self.inherited.as_raw_fd().to_string())
             .arg(self.seed.wrapping_add(self.starts).to_string())
             .arg(&self.vfio)
+            .envs(self.secret.iter().map(|secret| (SECRET_ENV, secret)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -155,8 +164,8 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
             report.set("family", family);
         }
         let mut sides = [
-            Side::new(venue.address(0), "group", rng.next())?,
-            Side::new(venue.address(1), "group", rng.next())?,
+            Side::new(venue.address(0), "group", rng.next())?.with_secret(&venue),
+            Side::new(venue.address(1), "group", rng.next())?.with_secret(&venue),
         ];
         for side in &mut sides {
             side.start()?;
@@ -336,7 +345,7 @@ fn traffic(args: &SideArgs) -> Result<(), String> {
     let interface = Interface::NAMED.iter().find(|(name, _)| *name == args.vfio);
     let options = select::LinkOptions {
         vfio: interface.ok_or("no such interface")?.1,
-        ..select::LinkOptions::default()
+        ..venue::options()?
     };
     let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
     let probe = board.clone();

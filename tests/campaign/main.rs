@@ -11,6 +11,8 @@ mod hostile;
 mod kill;
 mod leftovers;
 mod phase;
+mod relay;
+mod strangers;
 mod traffic;
 mod venue;
 

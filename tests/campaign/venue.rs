@@ -1,4 +1,5 @@
-//! Where a campaign takes place: two addresses, and for emulated bridges the emulator, whose family the seed chooses.
+//! Where a campaign takes place: two addresses; for emulated bridges the emulator, whose family the seed chooses; for TCP a
+//! secret, and a relay that can be cut.
 
 use std::time::Duration;
 
@@ -7,10 +8,10 @@ use ntb_emu::{
     model::{Action, FAMILIES, SideId, disturb::Severity},
     server::Endpoint,
 };
-use ntb_ring::link::{Link, select};
+use ntb_ring::link::{Link, auth::Secret, select};
 use rustix::{io::Errno, net::SocketType};
 
-use crate::Rng;
+use crate::{Rng, relay::Relay};
 
 /// Bytes of an emulated window.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -20,17 +21,67 @@ const WINDOW_BYTES: u64 = 1 << 20;
 pub(crate) struct Venue {
     addresses: [String; 2],
     bridges: Option<(Emulator, &'static str)>,
+    tcp: Option<Tcp>,
+}
+
+/// What there is of a venue over TCP.
+#[derive(Debug)]
+struct Tcp {
+    port: u16,
+    secret: String,
+    relay: Option<Relay>,
+}
+
+/// A port that is free now, below those that callers get theirs from.
+fn free_port(rng: &mut Rng) -> Result<u16, String> {
+    (0..100)
+        .map(|_| 20_000 + rng.below(12_000) as u16)
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .ok_or_else(|| "no free port between 20000 and 31999".to_owned())
+}
+
+/// Options of a link in this process or a child of it: with the secret of the environment, where there is one.
+pub(crate) fn options() -> Result<select::LinkOptions, String> {
+    Ok(select::LinkOptions {
+        secret: Secret::from_env().map_err(|e| e.to_string())?,
+        ..select::LinkOptions::default()
+    })
 }
 
 impl Venue {
-    /// A place of its own on a transport: `soft` or `emu`.
+    /// A place of its own over TCP whose second end reaches the first through a relay.
+    pub(crate) fn relayed(rng: &mut Rng) -> Result<Self, String> {
+        let mut venue = Self::new("tcp", rng)?;
+        if let Some(tcp) = &mut venue.tcp {
+            let relay = Relay::start(tcp.port)?;
+            venue.addresses[1] = format!("tcp:127.0.0.1:{}", relay.port());
+            tcp.relay = Some(relay);
+        }
+        Ok(venue)
+    }
+
+    /// A place of its own on a transport: `soft`, `emu` or `tcp`.
     pub(crate) fn new(link: &str, rng: &mut Rng) -> Result<Self, String> {
         let name = format!("campaign-{}-{:x}", std::process::id(), rng.next());
+        if link == "tcp" {
+            let port = free_port(rng)?;
+            let address = format!("tcp:127.0.0.1:{port}");
+            return Ok(Self {
+                addresses: [address.clone(), address],
+                bridges: None,
+                tcp: Some(Tcp {
+                    port,
+                    secret: format!("{name}-{:x}", rng.next()),
+                    relay: None,
+                }),
+            });
+        }
         if link != "emu" {
             let address = format!("{link}:{name}");
             return Ok(Self {
                 addresses: [address.clone(), address],
                 bridges: None,
+                tcp: None,
             });
         }
         let family = FAMILIES[rng.below(FAMILIES.len() as u64) as usize];
@@ -45,12 +96,28 @@ impl Venue {
         Ok(Self {
             addresses: [a, b].map(|name| format!("emu:@{name}")),
             bridges: Some((emulator, family.name())),
+            tcp: None,
         })
     }
 
     /// Address of an end.
     pub(crate) fn address(&self, side: usize) -> &str {
         &self.addresses[side]
+    }
+
+    /// Port and secret, on TCP.
+    pub(crate) fn tcp(&self) -> Option<(u16, &str)> {
+        self.tcp.as_ref().map(|tcp| (tcp.port, tcp.secret.as_str()))
+    }
+
+    /// Cuts every connection over the relay.
+    pub(crate) fn cut(&self) {
+        if let Some(Tcp {
+            relay: Some(relay), ..
+        }) = &self.tcp
+        {
+            relay.cut();
+        }
     }
 
     /// Abstract name of the socket behind an end.
@@ -78,8 +145,13 @@ impl Venue {
     /// Opens an end in this process.
     pub(crate) fn open(&self, side: usize, window_bytes: u64) -> Result<Box<dyn Link>, String> {
         let address = self.address(side).parse().map_err(|e| format!("{e}"))?;
+        let secret = match &self.tcp {
+            Some(tcp) => Secret::new(tcp.secret.as_bytes()).map_err(|e| e.to_string())?,
+            None => Secret::none(),
+        };
         let options = select::LinkOptions {
             window_bytes,
+            secret,
             ..select::LinkOptions::default()
         };
         Ok(select::open(&address, &options).map_err(|e| e.to_string())?.link)

@@ -6,7 +6,8 @@ use ntb_mem::region::Pages;
 use ntb_ring::{
     channel::{ConnectError, Connection, Options, Receiver, RecvFailure, SendFailure, Sender, Wait},
     link::{
-        Link, Wrapped,
+        Link, LinkKind, Wrapped,
+        auth::Secret,
         combining::{Combining, CombiningOptions, StorePath},
         pair::{PairControl, PairLink, PairOptions, pair},
         select::{self, LinkOptions},
@@ -363,4 +364,200 @@ fn a_claim_held_for_long_is_never_visible() {
     );
     claim.commit(0);
     assert_eq!(rx.recv(&mut buf, LONG).unwrap().len, 40);
+}
+
+/// An address of the loopback whose port is free now.
+fn tcp_address() -> ntb_ring::address::Address {
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    format!("tcp:127.0.0.1:{port}").parse().unwrap()
+}
+
+/// Both ends of a link over TCP, being served.
+fn tcp_connections(window_bytes: u64) -> (Connection, Connection) {
+    let address = tcp_address();
+    let options = LinkOptions {
+        window_bytes,
+        secret: Secret::new(b"of the cases").unwrap(),
+        ..LinkOptions::default()
+    };
+    let open = || connect(select::open(&address, &options).unwrap().link);
+    (open(), open())
+}
+
+#[test]
+fn a_named_transport_is_never_another() {
+    let options = LinkOptions {
+        window_bytes: 1 << 20,
+        sysfs: "/nowhere".into(),
+        ..LinkOptions::default()
+    };
+    let soft = format!("soft:case-named-{}", std::process::id()).parse().unwrap();
+    for (address, kind) in [(soft, LinkKind::Soft), (tcp_address(), LinkKind::Tcp)] {
+        let opened = select::open(&address, &options).unwrap();
+        assert_eq!(opened.link.facts().kind, kind);
+        assert_eq!(opened.link.facts().address, address.to_string());
+        let connection = connect(opened.link);
+        assert_eq!(connection.stats().transport, Some(kind), "in the statistics");
+        assert!(opened.chosen.contains("named by the user"), "{}", opened.chosen);
+    }
+    // What this machine has not is refused, though others could be had.
+    for text in ["ntb:0000:81:00.0", "rdma:127.0.0.1:9"] {
+        let e = select::open(&text.parse().unwrap(), &options).unwrap_err();
+        assert_eq!(e.exit, 3, "{e}");
+    }
+    assert!(
+        "carrier-pigeon:coop"
+            .parse::<ntb_ring::address::Address>()
+            .is_err()
+    );
+}
+
+#[test]
+fn without_hardware_the_choice_says_so_and_a_strict_one_fails() {
+    let options = LinkOptions {
+        window_bytes: 1 << 20,
+        sysfs: "/nowhere".into(),
+        soft_name: format!("case-auto-{}", std::process::id()),
+        ..LinkOptions::default()
+    };
+    let opened = select::open(&"auto".parse().unwrap(), &options).unwrap();
+    assert_eq!(opened.link.facts().kind, LinkKind::Soft);
+    assert!(
+        opened.chosen.contains("no bridge (NTB)") && opened.chosen.contains("RDMA"),
+        "{}",
+        opened.chosen
+    );
+    assert_eq!(opened.chosen.lines().count(), 1);
+    let strict = LinkOptions {
+        strict: true,
+        meet_within: Duration::from_millis(100),
+        ..options
+    };
+    for text in ["auto", "auto:127.0.0.1:9"] {
+        let e = select::open(&text.parse().unwrap(), &strict).unwrap_err();
+        assert_eq!((e.name, e.exit), ("no-transport", 3), "{e}");
+        assert!(
+            e.what.contains("no bridge (NTB)") && e.what.contains("RDMA"),
+            "{e}"
+        );
+    }
+}
+
+#[test]
+fn a_peer_that_dies_in_the_middle_ends_each_call_and_nothing_else() {
+    let (a, b) = tcp_connections(4 << 20);
+    let (c, d) = tcp_connections(4 << 20);
+    let ((mut other_tx, _crx), (_dtx, mut other_rx)) = both(&c, &d, 64);
+    let mut ends = Vec::new();
+    for name in ["one", "two"] {
+        let (tx, rx) = a.channel(name, spec(64)).unwrap();
+        let mut far = b.channel(name, spec(64)).unwrap();
+        far.0.wait_connected(LONG).unwrap();
+        ends.push((tx, rx, far));
+    }
+    for (tx, ..) in &mut ends {
+        tx.wait_connected(LONG).unwrap();
+        while tx.try_send(&[1; 40]).is_ok() {}
+    }
+    drop(b);
+    let start = Instant::now();
+    while a.stats().losses == 0 && a.state() == SessionState::Running {
+        assert!(start.elapsed() < LONG);
+    }
+    std::thread::scope(|scope| {
+        for (tx, rx, _far) in &mut ends {
+            scope.spawn(move || {
+                for _ in 0..1000 {
+                    let e = tx.try_send(&[2; 40]).unwrap_err();
+                    assert!(
+                        matches!(
+                            e,
+                            SendFailure::Lost(_) | SendFailure::NotConnected(_) | SendFailure::Full { .. }
+                        ),
+                        "{e}"
+                    );
+                }
+            });
+            scope.spawn(move || {
+                for _ in 0..1000 {
+                    assert!(rx.try_recv(&mut [0; 64]).is_err());
+                }
+            });
+        }
+    });
+    for i in 0..100u8 {
+        other_tx.send(&[i; 8], LONG).unwrap();
+        other_rx.recv(&mut [0; 64], LONG).unwrap();
+    }
+    assert_eq!((c.stats().losses, d.stats().losses), (0, 0));
+}
+
+#[test]
+fn an_idle_link_over_tcp_stays_up() {
+    let (a, b) = tcp_connections(1 << 20);
+    let ((mut tx, _arx), (_btx, mut rx)) = both(&a, &b, 64);
+    std::thread::sleep(Duration::from_secs(3)); // keep-alive asks after one
+    tx.send(b"after the silence", LONG).unwrap();
+    rx.recv(&mut [0; 64], LONG).unwrap();
+    assert_eq!((a.stats().losses, a.stats().incarnations), (0, 1));
+}
+
+#[test]
+fn sizes_from_a_byte_to_eight_mebibytes_over_tcp() {
+    let (a, b) = tcp_connections(32 << 20);
+    let ((mut tx, _arx), (_btx, mut rx)) = both(&a, &b, 1 << 18);
+    let receiver = std::thread::spawn(move || {
+        let mut buf = vec![0; 8 << 20];
+        let mut seen = Vec::new();
+        while seen.last() != Some(&(8 << 20)) {
+            let got = rx.recv(&mut buf, LONG).unwrap();
+            assert!(
+                buf[..got.len] == pattern(seen.len() as u64, got.len),
+                "size {}",
+                got.len
+            );
+            seen.push(got.len);
+        }
+        seen
+    });
+    let mut sizes = Vec::new();
+    for power in 0..23 {
+        sizes.extend([(1usize << power) - 1, 1 << power, (1 << power) + 1]);
+    }
+    sizes.push(8 << 20);
+    for (i, size) in sizes.iter().enumerate() {
+        tx.send(&pattern(i as u64, *size), LONG).unwrap();
+    }
+    assert_eq!(receiver.join().unwrap(), sizes);
+}
+
+/// Nothing of it is linked: what is not there is found out when it is asked for.
+#[test]
+fn programs_start_without_libraries_of_rdma_and_gpus() {
+    let folder = std::env::current_exe().unwrap();
+    let folder = folder.parent().and_then(std::path::Path::parent).unwrap();
+    let mut looked_at = 0;
+    for name in ["ntb-ping", "ntb-check", "ntb-emu", "campaign", "lab"] {
+        let program = folder.join(name);
+        if !program.exists() {
+            continue; // not built together with this test
+        }
+        // The loader lists what a program needs before it starts.
+        let output = std::process::Command::new("ldd").arg(&program).output().unwrap();
+        let needs = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{needs}");
+        for library in ["libibverbs", "librdmacm", "libcuda"] {
+            assert!(!needs.contains(library), "{name} needs {library}: {needs}");
+        }
+        looked_at += 1;
+    }
+    assert!(
+        looked_at > 0,
+        "no program beside this test, in {}",
+        folder.display()
+    );
 }

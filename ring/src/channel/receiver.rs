@@ -17,7 +17,7 @@ use super::{
     wait::{CLOCK_EVERY, NAP, Wait},
 };
 use crate::{
-    link::Doorbell,
+    link::{Doorbell, Pump},
     queue::{Answer, ConsumerStats, Message, Polled, Received, RecvError},
     session::CloseReason,
 };
@@ -45,6 +45,7 @@ pub struct Receiver {
     epoch: u64,
     rx: Option<Rx>,
     doorbell: Option<Doorbell>,
+    pump: Option<Arc<dyn Pump>>,
     ended: ReceiverStats,
     sleeps: u64,
     wait: Wait,
@@ -60,6 +61,7 @@ impl Receiver {
             epoch: 0,
             rx: None,
             doorbell: None,
+            pump: None,
             ended: ReceiverStats::default(),
             sleeps: 0,
             wait: Wait::default(),
@@ -81,7 +83,7 @@ impl Receiver {
             let now = self.shared.epoch.load(Ordering::Acquire); // E2
             match polled {
                 Polled::Received(received) if now == self.epoch => return Ok(received),
-                Polled::Empty if now == self.epoch => return Err(RecvFailure::Empty),
+                Polled::Empty if now == self.epoch && self.pump.is_none() => return Err(RecvFailure::Empty),
                 Polled::Received(received) => self.outcome = self.attempt_ended(Ok(received), before),
                 Polled::Empty | Polled::Other => self.try_recv_other(buf),
             }
@@ -173,6 +175,9 @@ impl Receiver {
         self.shared.common.bell.ring();
         let start = Instant::now();
         loop {
+            if let Some(pump) = &self.pump {
+                pump.pump();
+            }
             match rx.answer() {
                 Answer::Sleep => break,
                 Answer::Poll => return,
@@ -193,6 +198,10 @@ impl Receiver {
             }
         }
         self.sleeps += 1;
+        if let Some(pump) = &self.pump {
+            pump.rest();
+            self.shared.common.bell.ring(); // from now on the service thread reads the stream
+        }
         doorbell.wait(timeout.saturating_sub(start.elapsed()));
     }
 
@@ -242,6 +251,11 @@ impl Receiver {
         let Some(rx) = &mut self.rx else {
             return Err(RecvFailure::NotConnected(self.shared.state()));
         };
+        if let Some(pump) = &self.pump
+            && !rx.has_arrived()
+        {
+            pump.pump();
+        }
         let before = (rx.next_seq(), rx.stats().bytes);
         let result = f(rx);
         if self.epoch != self.shared.epoch.load(Ordering::Acquire) {
@@ -314,6 +328,7 @@ impl Receiver {
         if let Some(rx) = life.rx.take() {
             self.rx = Some(rx);
             self.doorbell.clone_from(&life.doorbell);
+            self.pump.clone_from(&life.pump);
             if !life.up {
                 self.epoch -= 1; // it ended before this end ever looked: give out what arrived
             }

@@ -14,7 +14,7 @@ use super::{
     wait::{CLOCK_EVERY, NAP, Wait},
 };
 use crate::{
-    link::engine::Engine,
+    link::{Pump, engine::Engine},
     queue::{Claim, ProducerStats, SendError},
     session::{CloseReason, PeerInfo},
 };
@@ -48,6 +48,8 @@ pub struct Sender {
     shared: Arc<Shared>,
     epoch: u64,
     tx: Option<Tx>,
+    /// What brings credits in, where they do not come by themselves.
+    pump: Option<Arc<dyn Pump>>,
     peer: Arc<PeerInfo>,
     ended: SenderStats,
     wait: Wait,
@@ -63,6 +65,7 @@ impl Sender {
             shared,
             epoch: 0,
             tx: None,
+            pump: None,
             peer,
             ended: SenderStats::default(),
             wait: Wait::default(),
@@ -99,11 +102,16 @@ impl Sender {
     /// [`Sender::try_send_typed`] in every case, into `outcome`.
     #[inline(never)]
     fn try_send_other(&mut self, message_type: u32, bytes: &[u8]) {
-        self.outcome = match self.tx() {
-            Ok(tx) => tx
-                .try_send(message_type, bytes)
-                .map_err(|e| explain(&self.shared, &self.peer, e)),
-            Err(e) => Err(e),
+        let result = match self.tx() {
+            Ok(tx) => tx.try_send(message_type, bytes),
+            Err(e) => {
+                self.outcome = Err(e);
+                return;
+            }
+        };
+        self.outcome = match result {
+            Ok(seq) => Ok(seq),
+            Err(e) => self.again(e, |tx| tx.try_send(message_type, bytes)),
         };
     }
 
@@ -125,7 +133,10 @@ impl Sender {
     #[inline]
     pub fn try_send_packed(&mut self, size: usize, bytes: &[u8]) -> Result<usize, SendFailure> {
         let result = self.tx()?.try_send_packed(0, size, bytes);
-        result.map_err(|e| self.explain(e))
+        match result {
+            Ok(sent) => Ok(sent),
+            Err(e) => self.again(e, |tx| tx.try_send_packed(0, size, bytes)),
+        }
     }
 
     /// Sends values packed, as [`Sender::try_send_packed`].
@@ -142,7 +153,10 @@ impl Sender {
     #[inline]
     pub fn enqueue(&mut self, message_type: u32, bytes: &[u8]) -> Result<u64, SendFailure> {
         let result = self.tx()?.enqueue(message_type, bytes);
-        result.map_err(|e| self.explain(e))
+        match result {
+            Ok(seq) => Ok(seq),
+            Err(e) => self.again(e, |tx| tx.enqueue(message_type, bytes)),
+        }
     }
 
     /// Pushes out what [`Sender::enqueue`] left.
@@ -158,10 +172,12 @@ impl Sender {
         self.turn()?;
         let (shared, peer) = (&self.shared, &self.peer);
         match &mut self.tx {
-            Some(tx) => tx
-                .claim(len)
-                .map(ChannelClaim)
-                .map_err(|e| explain(shared, peer, e)),
+            Some(tx) => match &self.pump {
+                Some(pump) => tx.claim_after(len, || pump.pump()),
+                None => tx.claim(len),
+            }
+            .map(ChannelClaim)
+            .map_err(|e| explain(shared, peer, e)),
             None => Err(SendFailure::NotConnected(shared.state())),
         }
     }
@@ -282,6 +298,7 @@ impl Sender {
         if life.up {
             self.tx = life.tx.take();
             self.peer = Arc::clone(&life.peer);
+            self.pump.clone_from(&life.pump);
         }
         let reason = life.ended.unwrap_or(CloseReason::PeerGone);
         drop(life);
@@ -296,6 +313,22 @@ impl Sender {
                 }))
             }
         }
+    }
+
+    /// Nothing went: where credits have to be fetched they are, and if any came it is tried once more.
+    #[cold]
+    fn again<T>(
+        &mut self,
+        e: SendError,
+        mut attempt: impl FnMut(&mut Tx) -> Result<T, SendError>,
+    ) -> Result<T, SendFailure> {
+        if let (SendError::Full { .. }, Some(pump), Some(tx)) = (&e, &self.pump, &mut self.tx)
+            && pump.pump()
+        {
+            let result = attempt(tx);
+            return result.map_err(|e| self.explain(e));
+        }
+        Err(self.explain(e))
     }
 
     #[cold]
@@ -313,6 +346,9 @@ impl Sender {
         let start = Instant::now();
         let mut n = 0u32;
         loop {
+            if let Some(pump) = &self.pump {
+                pump.pump();
+            }
             match attempt(self) {
                 Ok(done) => return done,
                 Err(e) => {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     link::{
-        Link, LinkState, LinkStatus,
+        Link, LinkEvent, LinkKind, LinkState, LinkStatus,
         engine::{Engine, StoreEngine},
     },
     queue::{Alarm, Consumer, Producer},
@@ -39,6 +39,8 @@ const REPOST_BEATS: u32 = 16;
 /// What the service of a link has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServiceStats {
+    /// The transport in use.
+    pub transport: Option<LinkKind>,
     /// Times the link was lost.
     pub losses: u64,
     /// Incarnations of the peer that channels have worked with.
@@ -115,6 +117,15 @@ impl Driver {
         commands: mpsc::Receiver<Command>,
     ) -> Result<Self, ConnectError> {
         let inbound = link.inbound();
+        let facts = link.facts();
+        {
+            let mut status = lock(&common.status);
+            status.stats.transport = Some(facts.kind);
+            status.events.push_back(Event::Device(LinkEvent::Transport {
+                name: "transport",
+                why: format!("{} at {}", facts.kind.name(), facts.address),
+            }));
+        }
         let mut config = SessionConfig::new(&options.node, random(), random(), link.order());
         config.beat_interval = options.beat_interval;
         config.silent_after = options.silent_after;
@@ -323,6 +334,7 @@ impl Driver {
             reported: (lanes.receive.first_seq, lanes.transmit.first_seq),
         };
         let doorbell = self.link.doorbell(lanes.own_doorbell);
+        let pump = self.link.pump();
         let peer = lock(&self.common.status).peer.clone();
         let Some(channel) = self.channel(id) else { return };
         channel.live = Some(live);
@@ -334,6 +346,7 @@ impl Driver {
             life.tx = Some(tx);
             life.rx = Some(rx);
             life.doorbell = Some(doorbell);
+            life.pump = pump;
             if let Some(peer) = peer {
                 life.peer = peer;
             }

@@ -8,7 +8,7 @@ use ntb_mem::{
 };
 
 use crate::{
-    link::{Doorbell, engine::Engine},
+    link::{Doorbell, Pump, engine::Engine},
     queue::{Consumer, Producer},
     session::{ChannelId, CloseReason, PeerInfo, SessionState},
 };
@@ -54,6 +54,8 @@ pub(super) struct Life {
     pub(super) rx: Option<Rx>,
     /// Where a reader that sleeps is rung.
     pub(super) doorbell: Option<Doorbell>,
+    /// What brings the peer's stores into this side's memory, where they do not come by themselves.
+    pub(super) pump: Option<Arc<dyn Pump>>,
     pub(super) peer: Arc<PeerInfo>,
 }
 
@@ -101,6 +103,7 @@ impl Shared {
                 tx: None,
                 rx: None,
                 doorbell: None,
+                pump: None,
                 peer: Arc::new(nobody),
             }),
             reset: AtomicU64::new(0),

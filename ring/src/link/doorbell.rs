@@ -171,7 +171,8 @@ impl PeerBell {
     }
 }
 
-fn take_event(event: &OwnedFd) -> bool {
+/// Takes what is pending on an event descriptor.
+pub(crate) fn take_event(event: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(event, &mut count).is_ok()
 }

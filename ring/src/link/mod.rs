@@ -1,9 +1,11 @@
 //! What a ring needs of a transport, and the transports.
 //!
 //! A [`Link`] is the control side: memory for each direction, a few registers, doorbells, and the state of the wire. The
-//! data side is a [`engine::StoreEngine`]. Links know nothing of sessions, channels or rings.
+//! data side is a [`engine::StoreEngine`], and on transports that no memory is mapped over, a [`Pump`]. Links know nothing
+//! of sessions, channels or rings.
 
 pub mod auth;
+pub mod auto;
 pub mod combining;
 #[doc(hidden)]
 pub mod conformance;
@@ -11,6 +13,7 @@ mod doorbell;
 mod ends;
 pub mod engine;
 pub mod faults;
+mod meet;
 #[cfg(feature = "ntb")]
 pub mod ntb;
 pub mod pair;
@@ -19,9 +22,10 @@ mod random;
 pub mod rdma;
 pub mod select;
 pub mod soft;
+pub mod tcp;
 mod wrapped;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use ntb_mem::region::View;
 
@@ -244,4 +248,20 @@ pub trait Link: Send + std::fmt::Debug {
     fn next_event(&mut self) -> Option<LinkEvent> {
         None
     }
+
+    /// What to call while polling inbound memory, on transports where nothing arrives there by itself; for the peer of
+    /// the moment, and without effect after its end.
+    fn pump(&self) -> Option<Arc<dyn Pump>> {
+        None
+    }
+}
+
+/// Takes up what has arrived, on transports whose bytes somebody has to read before they are in inbound memory. So that
+/// no thread stands between the wire and who waits for a message, whoever polls does it.
+pub trait Pump: Send + Sync + std::fmt::Debug {
+    /// Applies what is there to inbound memory, without waiting. True when there was something.
+    fn pump(&self) -> bool;
+
+    /// Who has pumped stops, to sleep: the service thread is to do it.
+    fn rest(&self);
 }

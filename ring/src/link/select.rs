@@ -1,18 +1,21 @@
 //! From an address to a link.
 
 use std::{
-    net::{IpAddr, ToSocketAddrs, UdpSocket},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use ntb_mem::region::Pages;
 
 use super::{
-    Link, LinkError,
-    auth::Secret,
+    Link, LinkError, LinkKind,
+    auth::{Purpose, Secret},
+    auto::{AutoLink, here::Here},
     ends::WINDOW_BYTES,
     engine::EngineChoice,
+    meet::Place,
     soft::{SoftLink, SoftOptions},
+    tcp::{TcpLink, TcpOptions},
 };
 use crate::address::Address;
 
@@ -41,6 +44,15 @@ pub struct LinkOptions {
     pub soft_name: String,
     /// What the peer must know too, on links whose peer comes over a network.
     pub secret: Secret,
+    /// With [`Address::Auto`]: only the best transport that this machine has hardware for will do, a bridge or else an RDMA
+    /// device; an error otherwise.
+    pub strict: bool,
+    /// Bridge that [`Address::Auto`] looks at; the first of the machine by default.
+    pub bridge: Option<Address>,
+    /// How long [`Address::Auto`] with a host waits for the other end to choose with; 90 s by default.
+    pub meet_within: Duration,
+    /// How long the kernel polls the network device for a TCP link: [`TcpOptions::busy_poll`].
+    pub busy_poll: Option<Duration>,
 }
 
 impl Default for LinkOptions {
@@ -53,10 +65,14 @@ impl Default for LinkOptions {
             vfio: ::ntb::pci::vfio::Interface::default(),
             group: None,
             secret: Secret::none(),
+            strict: false,
+            bridge: None,
+            meet_within: Duration::from_secs(90),
             #[cfg(feature = "rdma")]
             rdma: super::rdma::RdmaOptions::default(),
             sysfs: PathBuf::from("/sys"),
             soft_name: "auto".to_owned(),
+            busy_poll: None,
         }
     }
 }
@@ -72,10 +88,20 @@ pub struct Opened {
 
 /// Opens the link that `address` names. A named transport is used exactly or refused.
 ///
-/// [`Address::Auto`] takes the best that this version can drive: it looks for bridges and RDMA devices and says in
-/// [`Opened::chosen`] why they were not taken. Without a host, or with one that is this machine, that is a soft link
-/// called [`LinkOptions::soft_name`], or `auto-PORT`.
+/// [`Address::Auto`] takes the best that there is, and says in [`Opened::chosen`] why nothing better. Without a host that is
+/// a bridge with something at its other end, or else a soft link called [`LinkOptions::soft_name`]. With a host the other
+/// end is waited for, as long as [`LinkOptions::meet_within`], and both choose the first of bridge, RDMA, soft (on one
+/// machine) and TCP that both have. All others return at once; the peer may come later.
 pub fn open(address: &Address, options: &LinkOptions) -> Result<Opened, LinkError> {
+    open_while(address, options, &mut || true)
+}
+
+/// As [`open`], given up when `go_on`, called every few milliseconds while the other end is waited for, returns false.
+pub fn open_while(
+    address: &Address,
+    options: &LinkOptions,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Opened, LinkError> {
     match address {
         Address::Soft(name) => {
             let link = soft(name, options)?;
@@ -89,12 +115,15 @@ pub fn open(address: &Address, options: &LinkOptions) -> Result<Opened, LinkErro
             chosen: format!("{address}: named by the user"),
         }),
         Address::Rdma(host, port) => rdma(address, host, *port, options),
-        Address::Tcp(..) => Err(not_built(address, "TCP")),
-        Address::Auto(meeting) => auto(meeting.as_ref(), options),
+        Address::Tcp(host, port) => Ok(Opened {
+            link: tcp(host, *port, options)?,
+            chosen: format!("{address}: named by the user"),
+        }),
+        Address::Auto(meeting) => auto(meeting.as_ref(), options, go_on),
     }
 }
 
-fn soft(name: &str, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+pub(super) fn soft(name: &str, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
     let options = SoftOptions {
         window_bytes: options.window_bytes,
         pages: options.pages,
@@ -103,8 +132,21 @@ fn soft(name: &str, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
     Ok(Box::new(SoftLink::open(name, &options)?))
 }
 
+fn tcp(host: &str, port: u16, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+    Ok(Box::new(TcpLink::open(host, port, &tcp_options(options))?))
+}
+
+pub(super) fn tcp_options(options: &LinkOptions) -> TcpOptions {
+    TcpOptions {
+        window_bytes: options.window_bytes,
+        pages: options.pages,
+        secret: options.secret.clone(),
+        busy_poll: options.busy_poll,
+    }
+}
+
 #[cfg(feature = "ntb")]
-fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+pub(super) fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
     use super::ntb::{NtbLink, NtbOptions};
     let port = address
         .to_string()
@@ -128,7 +170,7 @@ fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn Link>, Lin
 }
 
 #[cfg(not(feature = "ntb"))]
-fn bridge(address: &Address, _options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
+pub(super) fn bridge(address: &Address, _options: &LinkOptions) -> Result<Box<dyn Link>, LinkError> {
     Err(not_built(address, "bridges (NTB)"))
 }
 
@@ -157,6 +199,7 @@ fn rdma(address: &Address, _host: &str, _port: u16, _options: &LinkOptions) -> R
     Err(not_built(address, "RDMA"))
 }
 
+#[cfg(not(all(feature = "ntb", feature = "rdma")))]
 fn not_built(address: &Address, what: &str) -> LinkError {
     LinkError {
         name: "transport-not-built",
@@ -169,79 +212,87 @@ fn not_built(address: &Address, what: &str) -> LinkError {
     }
 }
 
-fn auto(meeting: Option<&(String, u16)>, options: &LinkOptions) -> Result<Opened, LinkError> {
-    let reasons = format!("{}; {}", no_bridge(&options.sysfs), no_rdma(options));
-    let (name, here) = match meeting {
-        None => (
-            options.soft_name.clone(),
-            "the peer is taken to be on this machine".to_owned(),
+fn auto(
+    meeting: Option<&(String, u16)>,
+    options: &LinkOptions,
+    go_on: &mut dyn FnMut() -> bool,
+) -> Result<Opened, LinkError> {
+    let at = meeting.map(|(host, port)| (host.as_str(), *port));
+    let (mut here, offer) = Here::look(options, at);
+    let reasons: Vec<_> = offer.reasons.iter().map(|(_, why)| why.clone()).collect();
+    let nothing = |reasons: &[String]| LinkError {
+        name: "no-transport",
+        exit: 3,
+        what: format!(
+            "no transport can be had that would do, strictly: {}",
+            reasons.join("; ")
         ),
-        Some((host, port)) if is_local(host)? => (format!("auto-{port}"), format!("{host} is this machine")),
-        Some((host, _)) => {
-            return Err(LinkError {
-                name: "no-transport",
-                exit: 3,
-                what: format!(
-                    "no way to {host}: {reasons}; links over TCP are not in this version, and a soft link reaches this \
-                     machine only"
-                ),
-                errno: None,
-            });
-        }
+        errno: None,
     };
+    if offer.kinds.is_empty() {
+        return Err(nothing(&reasons));
+    }
+    if let Some((host, port)) = at {
+        let place =
+            Place::new(Purpose::Auto, host, port, &options.secret, options.busy_poll).map_err(|e| {
+                LinkError {
+                    what: format!("{}; looked for here: {}", e.what, reasons.join("; ")),
+                    ..e
+                }
+            })?;
+        let (link, chosen) = AutoLink::meet(place, offer, &mut here, options.meet_within, go_on)?;
+        return Ok(Opened {
+            link: Box::new(link),
+            chosen,
+        });
+    }
+    let mut reasons = reasons;
+    if offer.kinds.contains(&LinkKind::Ntb) {
+        match here.take_bridge() {
+            Ok(link) => {
+                let chosen = format!("{}: the best there is", link.facts().address);
+                return Ok(Opened { link, chosen });
+            }
+            Err(e) => reasons.insert(0, e.what),
+        }
+    }
+    if !offer.kinds.contains(&LinkKind::Soft) {
+        return Err(nothing(&reasons));
+    }
+    let name = &options.soft_name;
     Ok(Opened {
-        link: soft(&name, options)?,
-        chosen: format!("soft:{name}: {here}; {reasons}"),
+        link: soft(name, options)?,
+        chosen: format!(
+            "soft:{name}: the peer is taken to be on this machine; {}",
+            reasons.join("; ")
+        ),
     })
 }
 
-/// Whether `host` is this machine, by name or by one of its addresses.
-fn is_local(host: &str) -> Result<bool, LinkError> {
-    if host == "localhost" || rustix::system::uname().nodename().to_bytes() == host.as_bytes() {
-        return Ok(true);
-    }
-    let addresses = (host, 0).to_socket_addrs().map_err(|e| LinkError {
-        name: "no-such-host",
-        exit: 4,
-        what: format!("the address of host '{host}' cannot be found: {e}"),
-        errno: e.raw_os_error(),
-    })?;
-    // Only an address of this machine can be bound.
-    Ok(addresses
-        .map(|a| a.ip())
-        .any(|ip: IpAddr| UdpSocket::bind((ip, 0)).is_ok()))
+/// Why RDMA cannot be used here; `None` when it can.
+pub fn rdma_unavailable(options: &LinkOptions) -> Option<String> {
+    no_rdma(options).map(|(_, why)| why)
 }
 
-/// Why there is no link over a bridge.
-fn no_bridge(sysfs: &Path) -> String {
-    match bridges(sysfs).as_slice() {
-        [] => "no bridge (NTB) on this machine".to_owned(),
-        [one, more @ ..] => {
-            let and = match more.len() {
-                0 => String::new(),
-                n => format!(" and {n} more"),
-            };
-            format!("bridge {one}{and} not used, links over bridges are not in this version")
-        }
-    }
-}
-
-/// Why there is no link over RDMA.
+/// Why there is no link over RDMA, and whether there is a device for it all the same.
 #[cfg(feature = "rdma")]
-fn no_rdma(options: &LinkOptions) -> String {
+pub(super) fn no_rdma(options: &LinkOptions) -> Option<(bool, String)> {
     use super::rdma::{Found, probe};
     match probe(&rdma_options(options), None) {
-        Found::Usable(port) => format!(
-            "RDMA device {} not used, name it with rdma:HOST:PORT",
-            port.device
-        ),
-        Found::Unavailable(why) => format!("RDMA unavailable: {why}"),
+        Found::Usable(_) => None,
+        Found::Unavailable(why) => {
+            let device = names(&options.sysfs.join("class/infiniband")).into_iter().next();
+            Some((device.is_some(), format!("RDMA unavailable: {why}")))
+        }
     }
 }
 
 #[cfg(not(feature = "rdma"))]
-fn no_rdma(_options: &LinkOptions) -> String {
-    "RDMA not built in".to_owned()
+pub(super) fn no_rdma(options: &LinkOptions) -> Option<(bool, String)> {
+    Some(match names(&options.sysfs.join("class/infiniband")).first() {
+        None => (false, "no RDMA device, and RDMA not built in".to_owned()),
+        Some(device) => (true, format!("RDMA device {device} not used: RDMA not built in")),
+    })
 }
 
 /// Entries of a folder in order; none where it cannot be read.
@@ -256,8 +307,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Bridges that there are, such as `0000:81:00.0 (Intel 8086:347e)`.
-fn bridges(sysfs: &Path) -> Vec<String> {
+/// Bridges that there are: their addresses, and what they are, such as `Intel 8086:347e`.
+pub(super) fn bridges(sysfs: &Path) -> Vec<(String, String)> {
     let devices = sysfs.join("bus/pci/devices");
     names(&devices)
         .into_iter()
@@ -268,7 +319,7 @@ fn bridges(sysfs: &Path) -> Vec<String> {
             };
             let (vendor, device) = (read("vendor")?, read("device")?);
             let family = family(vendor, device, read("class").unwrap_or(0))?;
-            Some(format!("{address} ({family} {vendor:04x}:{device:04x})"))
+            Some((address, format!("{family} {vendor:04x}:{device:04x}")))
         })
         .collect()
 }
@@ -355,10 +406,11 @@ mod tests {
         sysfs.device("0000:82:00.0", "0x11f8", "0x8546", "0x068000");
         sysfs.device("0000:83:00.0", "0x11f8", "0x8546", "0x058000");
         sysfs.device("0000:84:00.0", "junk", "", "");
-        let some = open(&parse("auto:localhost:4711"), &sysfs.options()).unwrap();
-        assert_eq!(some.link.facts().address, "soft:auto-4711");
+        let some = open(&parse("auto"), &sysfs.options()).unwrap();
+        assert_eq!(some.link.facts().kind, LinkKind::Soft);
         assert!(
-            some.chosen.contains("0000:81:00.0 (Intel 8086:347e) and 1 more"),
+            some.chosen
+                .contains("0000:81:00.0 (Intel 8086:347e) and 1 more cannot be used"),
             "{}",
             some.chosen
         );
@@ -373,29 +425,67 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_known_by_its_addresses() {
-        for host in ["localhost", "127.0.0.1", "127.1.2.3"] {
-            assert!(is_local(host).unwrap(), "{host}");
+    fn strictly_nothing_less_than_the_best_will_do() {
+        let sysfs = Sysfs::new("strict");
+        let strict = |sysfs: &Sysfs| LinkOptions {
+            strict: true,
+            meet_within: Duration::from_millis(50),
+            ..sysfs.options()
+        };
+        for text in ["auto", "auto:127.0.0.1:4711"] {
+            let e = open(&parse(text), &strict(&sysfs)).unwrap_err();
+            assert_eq!((e.name, e.exit), ("no-transport", 3), "{e}");
+            assert!(
+                e.what.contains("no bridge (NTB)") && e.what.contains("RDMA"),
+                "{e}"
+            );
         }
+        sysfs.device("0000:81:00.0", "0x8086", "0x347e", "0x068000");
+        let e = open(&parse("auto"), &strict(&sysfs)).unwrap_err();
+        assert_eq!(e.name, "no-transport", "{e}");
         assert!(
-            !is_local("192.0.2.1").unwrap(),
-            "an address kept for documentation"
+            e.what.contains("0000:81:00.0 (Intel 8086:347e) cannot be used"),
+            "{e}"
         );
+    }
+
+    #[test]
+    fn a_network_needs_a_secret_for_the_choice_too() {
         let sysfs = Sysfs::new("far");
         let e = open(&parse("auto:192.0.2.1:9"), &sysfs.options()).unwrap_err();
-        assert_eq!((e.name, e.exit), ("no-transport", 3));
-        assert!(e.what.contains("192.0.2.1"), "{e}");
+        assert_eq!((e.name, e.exit), ("secret-needed", 6));
+        assert!(
+            e.what.contains("192.0.2.1") && e.what.contains("no bridge (NTB)"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn both_ends_choose_by_the_address_that_both_are_given() {
+        let sysfs = Sysfs::new("meet");
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let address = parse(&format!("auto:127.0.0.1:{port}"));
+        let (a, b) = std::thread::scope(|scope| {
+            let one = || scope.spawn(|| open(&address, &sysfs.options()).unwrap());
+            let (a, b) = (one(), one());
+            (a.join().unwrap(), b.join().unwrap())
+        });
+        assert_eq!(a.link.facts().kind, LinkKind::Soft);
+        assert_eq!(a.link.facts().address, b.link.facts().address);
+        assert!(
+            a.chosen.contains("no bridge (NTB) on this machine") && !a.chosen.contains('\n'),
+            "{}",
+            a.chosen
+        );
     }
 
     #[test]
     fn a_named_transport_is_used_exactly_or_refused() {
         let options = LinkOptions::default();
-        let e = open(&parse("tcp:h:1"), &options).unwrap_err();
-        assert_eq!((e.name, e.exit), ("transport-not-built", 3));
-        assert!(
-            e.what.contains("tcp:h:1") && e.what.contains("not built in"),
-            "{e}"
-        );
         let nowhere = LinkOptions {
             sysfs: PathBuf::from("/nowhere"),
             ..LinkOptions::default()

@@ -1,11 +1,11 @@
 //! Wrapping a link's engines, so that counters and fault injectors run under whole channels on any transport.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use ntb_mem::region::View;
 
 use super::{
-    Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkStatus, Registers,
+    Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkStatus, Pump, Registers,
     engine::{Engine, Order},
 };
 
@@ -69,6 +69,9 @@ macro_rules! delegate {
         }
         fn next_event(&mut $self) -> Option<LinkEvent> {
             $link.next_event()
+        }
+        fn pump(&$self) -> Option<Arc<dyn Pump>> {
+            $link.pump()
         }
     };
 }

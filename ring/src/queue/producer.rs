@@ -466,6 +466,16 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     ///
     /// The first claims allocate the staging memory; once the largest has been claimed, none does.
     pub fn claim(&mut self, len: usize) -> Result<Claim<'_, E, I>, SendError> {
+        self.claim_after(len, || false)
+    }
+
+    /// As [`Producer::claim`], where credits have to be fetched: when there is no room, `fetch` is called and, if it
+    /// says that something came, room is looked for once more.
+    pub fn claim_after(
+        &mut self,
+        len: usize,
+        fetch: impl FnOnce() -> bool,
+    ) -> Result<Claim<'_, E, I>, SendError> {
         let bytes = len as u64;
         if bytes > self.lane.max_message() {
             return Err(SendError::TooLong {
@@ -474,7 +484,11 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             });
         }
         let kind = if len <= SMALL_MAX { Kind::Small } else { Kind::Long };
-        self.reserve(1 + line::extra_lines(kind, bytes))?;
+        let lines = 1 + line::extra_lines(kind, bytes);
+        match self.reserve(lines) {
+            Err(SendError::Full { .. }) if fetch() => self.reserve(lines)?,
+            other => other?,
+        }
         if self.staging.len() < len {
             self.staging.resize(len, 0);
         }

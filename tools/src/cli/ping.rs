@@ -4,7 +4,13 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use ntb::pci::vfio::Interface;
-use ntb_ring::{address::Address, link::engine::EngineChoice};
+use ntb_ring::{
+    address::Address,
+    link::{
+        auth::{Secret, SecretError},
+        engine::EngineChoice,
+    },
+};
 
 use super::{Ranges, values};
 
@@ -91,6 +97,45 @@ impl Engine {
             Some(Self::Wc) => EngineChoice::WriteCombining,
             Some(Self::Movdir64b) => EngineChoice::Movdir64b,
             Some(Self::Uc8) => EngineChoice::Uncached8,
+        }
+    }
+}
+
+/// A secret as it was given, which nothing prints: it is looked at after parsing, since errors repeat what they are about.
+#[derive(Clone)]
+pub struct SecretText(String);
+
+impl std::fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretText(..)")
+    }
+}
+
+/// Options of how a link is opened, the same for both ends.
+#[derive(Args, Clone, Debug, Default)]
+pub struct LinkArgs {
+    /// File with the secret that both ends of a link over a network share; also in the environment as NTB_SECRET
+    #[arg(long, value_name = "FILE", value_parser = file, allow_hyphen_values = true, conflicts_with = "secret")]
+    pub secret_file: Option<PathBuf>,
+    /// The secret itself. Other users of this machine see it in the list of processes: for trials
+    #[arg(long, value_name = "TEXT", value_parser = secret, allow_hyphen_values = true)]
+    pub secret: Option<SecretText>,
+    /// With auto: fails where only less than the best transport of this machine can be had, and on a machine without a
+    /// bridge and an RDMA device
+    #[arg(long)]
+    pub strict: bool,
+    /// On links over TCP: has the kernel poll the network device for so long, such as 50us (SO_BUSY_POLL)
+    #[arg(long, value_name = "TIME", value_parser = busy_poll, allow_hyphen_values = true)]
+    pub busy_poll: Option<Duration>,
+}
+
+impl LinkArgs {
+    /// The secret that was given, in one way or another.
+    pub fn secret(&self) -> Result<Secret, SecretError> {
+        match (&self.secret, &self.secret_file) {
+            (Some(SecretText(text)), _) => Secret::new(text.as_bytes()),
+            (None, Some(path)) => Secret::from_file(path),
+            (None, None) => Secret::from_env(),
         }
     }
 }
@@ -195,6 +240,12 @@ pub struct RunArgs {
     /// Writes the histogram as an HdrHistogram log
     #[arg(long, value_name = "FILE", value_parser = file, allow_hyphen_values = true)]
     pub histogram: Option<PathBuf>,
+    /// Measures every link that can be had on this machine side by side, from a bare line to a bare echo over TCP
+    #[arg(long, conflicts_with_all = ["address", "emulate", "rate", "duration", "oneway", "histogram"])]
+    pub baseline: bool,
+    /// How the link is opened.
+    #[command(flatten)]
+    pub link: LinkArgs,
 }
 
 /// Options of `ntb-ping serve`.
@@ -219,6 +270,9 @@ pub struct ServeArgs {
     /// Prints no events
     #[arg(short, long)]
     pub quiet: bool,
+    /// How the link is opened.
+    #[command(flatten)]
+    pub link: LinkArgs,
     /// Ends when this process ends; for ntb-ping itself.
     #[arg(long, hide = true, value_name = "PID", value_parser = pid)]
     pub parent: Option<u64>,
@@ -253,6 +307,8 @@ const ENGINE: &str = "wc, movdir64b, uc8";
 const END: &str = "host, gpu:0 to gpu:255";
 const VFIO: &str = "group, iommufd, no-iommu";
 const FILE: &str = "the path of a file that can be written";
+const SECRET: &str = "1 to 1024 bytes";
+const BUSY_POLL: &str = "1us to 1s, in seconds or with ns, us, ms, s, m, h";
 const PID: &str = "1 to 4194304";
 
 /// Ranges, for messages about values that are missing altogether.
@@ -279,6 +335,9 @@ pub const RANGES: Ranges = &[
     ("--frame", super::linux::FRAME),
     ("--clients", super::linux::CLIENTS),
     ("--queue", super::linux::QUEUE),
+    ("--secret", SECRET),
+    ("--secret-file", FILE),
+    ("--busy-poll", BUSY_POLL),
 ];
 
 fn address(text: &str) -> Result<Address, String> {
@@ -357,6 +416,19 @@ fn file(text: &str) -> Result<PathBuf, String> {
         return Err(format!("is empty; allowed: {FILE}"));
     }
     Ok(PathBuf::from(text))
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "as the parser wants it")]
+fn secret(text: &str) -> Result<SecretText, String> {
+    Ok(SecretText(text.to_owned()))
+}
+
+fn busy_poll(text: &str) -> Result<Duration, String> {
+    values::time(
+        text,
+        &(Duration::from_micros(1)..=Duration::from_secs(1)),
+        BUSY_POLL,
+    )
 }
 
 fn pid(text: &str) -> Result<u64, String> {

@@ -45,6 +45,9 @@ const FLOOR_DRIFT: f64 = 0.2;
 /// Measures and prints.
 pub fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let interrupt = Interrupt::install().map_err(|e| Failure::new(Exit::Limits, "signals", e.to_string()))?;
+    if args.baseline {
+        return super::baseline::run(args, &interrupt);
+    }
     if let Some(path) = &args.histogram {
         // Better now than after an hour of measuring.
         std::fs::File::create(path).map_err(|e| unwritable(path, &e))?;

@@ -1,5 +1,6 @@
 //! `ntb-ping`: round trips over a link, measured so that they can be believed.
 
+pub mod baseline;
 pub mod client;
 pub mod diagnose;
 pub mod emulate;
@@ -16,7 +17,7 @@ use std::{ffi::OsString, time::Duration};
 use ntb_ring::{
     address::Address,
     channel::{ConnectError, Options},
-    link::LinkError,
+    link::{LinkError, auth::SecretError, select::LinkOptions},
     queue::MIN_RING_LINES,
     wire::{layout::CHANNELS_FIRST_LINE, page::PAGE_LINES},
 };
@@ -24,7 +25,7 @@ use ntb_ring::{
 use crate::{
     cli::{
         self, Answer,
-        ping::{Command, RANGES, Sub},
+        ping::{Command, LinkArgs, RANGES, Sub},
     },
     environment::topology::Pinned,
     exit::{Exit, Failure},
@@ -72,6 +73,23 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> Exit {
     result.unwrap_or_else(|failure| {
         eprintln!("ntb-ping: {}: {failure}", failure.name);
         failure.exit
+    })
+}
+
+/// Parameters of a link by the options that both ends have.
+fn link_options(args: &LinkArgs) -> Result<LinkOptions, Failure> {
+    let secret = args.secret().map_err(|e| {
+        let exit = match e {
+            SecretError::File { .. } => Exit::Limits,
+            SecretError::Empty | SecretError::TooLong => Exit::Usage,
+        };
+        Failure::new(exit, "secret", e.to_string())
+    })?;
+    Ok(LinkOptions {
+        secret,
+        strict: args.strict,
+        busy_poll: args.busy_poll,
+        ..LinkOptions::default()
     })
 }
 

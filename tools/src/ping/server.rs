@@ -14,6 +14,7 @@ use std::{io::Write, sync::Arc, time::Duration};
 
 use ntb_mem::clock::Clock;
 use ntb_ring::{
+    address::Address,
     channel::{ConnectError, Connection},
     link::select::{self, LinkOptions},
     session::ChannelSpec,
@@ -23,7 +24,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use super::{
     CHANNEL, connect_failure, connection_options,
     events::{Events, Print},
-    link_failure,
+    link_failure, link_options,
     measure::{Hold, Port},
     message::{self, Control, Counted, Kind},
     ring_lines,
@@ -65,9 +66,20 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
         window_bytes: WINDOW_BYTES,
         engine: Engine::choice(args.engine),
         vfio: args.vfio,
-        ..LinkOptions::default()
+        meet_within: Duration::MAX,
+        ..link_options(&args.link)?
     };
-    let opened = select::open(&args.address, &options).map_err(|e| link_failure(&e))?;
+    if let (Address::Auto(Some(_)), false) = (&args.address, args.quiet) {
+        let _ = writeln!(
+            std::io::stdout(),
+            "waiting at {} for the other end, to choose a transport with",
+            args.address
+        );
+    }
+    let opened = match select::open_while(&args.address, &options, &mut || !interrupt.came()) {
+        Err(_) if interrupt.came() => return Ok(Exit::Good), // before anybody has come
+        opened => opened.map_err(|e| link_failure(&e))?,
+    };
     if !args.quiet {
         // Whoever started it may have closed standard output.
         let _ = writeln!(std::io::stdout(), "serving on {}", opened.chosen);

@@ -128,7 +128,7 @@ impl Handshake {
         Ok(Self::with_nonce(role, purpose, secret, nonce))
     }
 
-    pub(super) fn with_nonce(role: Role, purpose: Purpose, secret: &Secret, nonce: [u8; 32]) -> Self {
+    pub(crate) fn with_nonce(role: Role, purpose: Purpose, secret: &Secret, nonce: [u8; 32]) -> Self {
         let mut ours = [0; HELLO_BYTES];
         let (head, tail) = ours.split_at_mut(16);
         let [v0, v1] = VERSION.to_le_bytes();

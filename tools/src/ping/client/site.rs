@@ -20,7 +20,7 @@ use ntb_ring::{
 };
 
 use super::{
-    super::{CHANNEL, connect_failure, connection_options, link_failure, ring_lines},
+    super::{CHANNEL, connect_failure, connection_options, link_failure, link_options, ring_lines},
     watch::watcher,
 };
 use crate::{
@@ -100,13 +100,15 @@ impl Site {
             },
             vfio: args.vfio,
             soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
-            ..LinkOptions::default()
+            meet_within: args.timeout,
+            ..link_options(&args.link)?
         };
         let address = match &emulation {
             Some(emulation) => emulation.near(),
             None => args.address.clone().unwrap_or(Address::Auto(None)),
         };
-        let mut opened = select::open(&address, &options).map_err(|e| link_failure(&e))?;
+        let mut opened = select::open_while(&address, &options, &mut || !interrupt.came())
+            .map_err(|e| link_failure(&e))?;
         let facts = opened.link.facts();
         let far = match &emulation {
             Some(emulation) => Some(emulation.far().to_string()),

@@ -1,0 +1,269 @@
+//! Two ends in one process that choose together, with what they have made up.
+use std::net::TcpListener;
+
+use ntb_mem::{line::Line, region::Pages};
+
+use super::*;
+use crate::link::{
+    LinkState,
+    auth::{Purpose, Secret},
+    conformance::WATCHDOG,
+    engine::{Inbound, StoreEngine},
+    soft::{SoftLink, SoftOptions},
+    tcp::TcpOptions,
+};
+
+const WINDOW: u64 = 1 << 16;
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+fn place(port: u16) -> Place {
+    let secret = Secret::new(b"auto").unwrap();
+    Place::new(Purpose::Auto, "127.0.0.1", port, &secret, None).unwrap()
+}
+
+fn offer(kinds: &[LinkKind]) -> Offer {
+    Offer {
+        pid: std::process::id(),
+        uid: 1,
+        window_bytes: WINDOW,
+        machine: 1,
+        kinds: kinds.to_vec(),
+        reasons: offer::ORDER
+            .into_iter()
+            .filter(|k| !kinds.contains(k))
+            .map(|k| (k, format!("no {} here", k.name())))
+            .collect(),
+        soft_name: None,
+    }
+}
+
+/// Opens soft links and links over TCP, and cannot open what it is told not to.
+struct Made {
+    broken: Option<LinkKind>,
+}
+
+impl Made {
+    fn new() -> Self {
+        Self { broken: None }
+    }
+}
+
+impl Openers for Made {
+    fn open(&mut self, kind: LinkKind, soft_name: &str) -> Result<Box<dyn Link>, LinkError> {
+        if self.broken == Some(kind) {
+            return Err(LinkError {
+                name: "cable-down",
+                exit: 4,
+                what: format!("{}: cable down", kind.name()),
+                errno: None,
+            });
+        }
+        let options = SoftOptions {
+            window_bytes: WINDOW,
+            pages: Pages::Normal,
+            group: None,
+        };
+        Ok(Box::new(SoftLink::open(soft_name, &options)?))
+    }
+
+    fn open_tcp(&mut self) -> Result<TcpLink, LinkError> {
+        let options = TcpOptions {
+            window_bytes: WINDOW,
+            pages: Pages::Normal,
+            ..TcpOptions::default()
+        };
+        TcpLink::for_meeting("tcp:of the meeting".to_owned(), &options)
+    }
+}
+
+type Met = Result<(AutoLink, String), LinkError>;
+
+/// Both ends meet, each in a thread of its own.
+fn meet(port: u16, a: Offer, b: Offer) -> (Met, Met) {
+    std::thread::scope(|scope| {
+        let one = |mine: Offer| {
+            scope.spawn(move || AutoLink::meet(place(port), mine, &mut Made::new(), WATCHDOG, &mut || true))
+        };
+        let (a, b) = (one(a), one(b));
+        (a.join().unwrap(), b.join().unwrap())
+    })
+}
+
+fn until(mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < WATCHDOG, "never happened");
+        std::thread::yield_now();
+    }
+}
+
+fn up(link: &mut AutoLink) -> bool {
+    link.poll().unwrap().state == LinkState::WindowsSet
+}
+
+fn carries(a: &mut AutoLink, b: &mut AutoLink) {
+    until(|| up(a) & up(b));
+    let line = Line([0x5a5a; 8]);
+    let mut engine = a.outbound().unwrap();
+    engine.put(3, &line);
+    engine.flush();
+    until(|| up(a) & up(b) && Inbound::load_line(&b.inbound(), 3) == line);
+}
+
+use LinkKind::{Ntb, Rdma, Soft, Tcp};
+
+#[test]
+fn both_end_at_the_best_that_both_have() {
+    for (ours, theirs, expected) in [
+        (vec![Soft, Tcp], vec![Soft, Tcp], Soft),
+        (vec![Tcp], vec![Soft, Tcp], Tcp),
+        (vec![Rdma, Soft, Tcp], vec![Tcp], Tcp),
+    ] {
+        let (a, b) = meet(free_port(), offer(&ours), offer(&theirs));
+        let ((mut a, why_a), (mut b, why_b)) = (a.unwrap(), b.unwrap());
+        assert_eq!((a.facts().kind, b.facts().kind), (expected, expected));
+        carries(&mut a, &mut b);
+        carries(&mut b, &mut a);
+        for why in [why_a, why_b] {
+            assert!(why.contains("no ntb here") && !why.contains('\n'), "{why}");
+        }
+        let event = a.next_event();
+        assert!(
+            matches!(
+                event,
+                Some(LinkEvent::Transport {
+                    name: "transport-chosen",
+                    ..
+                })
+            ),
+            "{event:?}"
+        );
+    }
+}
+
+#[test]
+fn without_anything_in_common_both_are_told_why() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let called = scope.spawn(move || {
+            AutoLink::meet(
+                place(port),
+                offer(&[Ntb]),
+                &mut Made::new(),
+                Duration::from_secs(3),
+                &mut || true,
+            )
+        });
+        let caller = scope.spawn(move || {
+            AutoLink::meet(
+                place(port),
+                offer(&[Tcp]),
+                &mut Made::new(),
+                Duration::from_secs(3),
+                &mut || true,
+            )
+        });
+        let errors = [
+            called.join().unwrap().unwrap_err(),
+            caller.join().unwrap().unwrap_err(),
+        ];
+        assert!(
+            errors
+                .iter()
+                .any(|e| e.name == "no-transport-in-common" && e.exit == 3),
+            "{errors:?}"
+        );
+        assert!(
+            errors.iter().any(|e| e.what.contains("no ntb here")),
+            "{errors:?}"
+        );
+    });
+}
+
+#[test]
+fn nobody_there_names_what_was_looked_for() {
+    let e = AutoLink::meet(
+        place(free_port()),
+        offer(&[Tcp]),
+        &mut Made::new(),
+        Duration::from_millis(50),
+        &mut || true,
+    )
+    .unwrap_err();
+    assert_eq!((e.name, e.exit), ("no-peer", 4));
+    assert!(
+        e.what
+            .contains("no ntb here; no rdma here; no soft here; to be had: tcp"),
+        "{e}"
+    );
+    let e = AutoLink::meet(
+        place(free_port()),
+        offer(&[Tcp]),
+        &mut Made::new(),
+        WATCHDOG,
+        &mut || false,
+    )
+    .unwrap_err();
+    assert_eq!(e.name, "interrupted");
+}
+
+#[test]
+fn what_turns_out_to_be_unusable_is_struck_and_both_choose_again() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let one = || {
+            scope.spawn(move || {
+                let mut made = Made::new();
+                made.broken = Some(Ntb);
+                AutoLink::meet(
+                    place(port),
+                    offer(&[Ntb, Soft, Tcp]),
+                    &mut made,
+                    WATCHDOG,
+                    &mut || true,
+                )
+            })
+        };
+        let (a, b) = (one(), one());
+        let ((mut a, why), (mut b, _)) = (a.join().unwrap().unwrap(), b.join().unwrap().unwrap());
+        assert_eq!(a.facts().kind, Soft);
+        assert!(why.contains("cable down"), "{why}");
+        carries(&mut a, &mut b);
+    });
+}
+
+/// The transport stays what it was, over deaths of either end.
+#[test]
+fn who_comes_later_is_told_what_was_chosen() {
+    for kinds in [vec![Soft, Tcp], vec![Tcp]] {
+        let port = free_port();
+        let (a, b) = meet(port, offer(&kinds), offer(&kinds));
+        let (mut a, mut b) = (a.unwrap().0, b.unwrap().0);
+        carries(&mut a, &mut b);
+        for round in 1..=4 {
+            // The one that has been there longer dies.
+            drop(std::mem::replace(&mut a, b));
+            let newcomer = std::thread::scope(|scope| {
+                let mine = offer(&[Soft, Tcp]);
+                let thread = scope.spawn(move || {
+                    AutoLink::meet(place(port), mine, &mut Made::new(), WATCHDOG, &mut || true)
+                });
+                until(|| {
+                    a.poll().unwrap();
+                    thread.is_finished()
+                });
+                thread.join().unwrap()
+            });
+            b = newcomer.unwrap().0;
+            carries(&mut a, &mut b);
+            assert_eq!(a.poll().unwrap().losses, 1, "round {round}");
+        }
+    }
+}
