@@ -1,17 +1,18 @@
-//! A window onto another device's BAR. The way in is that of a GPU's memory ([`Exportable`], [`ExportedWindow`]); only the
-//! memory comes from elsewhere.
-
-#![allow(unsafe_code, reason = "vouches for the mapping of a BAR")]
+//! A window onto another device's BAR. The way in, its proof and its end are those of a GPU's memory (`ntb_gpudirect::inbound`);
+//! only the memory comes from elsewhere.
 
 use std::{
-    os::fd::BorrowedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use ntb::{
     pci::{Bar, BarMap, CacheType, Function as _},
-    window::{Aperture, ApertureChoice, ExportedWindow},
+    window::{Aperture, ApertureChoice},
+};
+use ntb_gpudirect::{
+    inbound::{DeviceWindow, PeerBar},
+    proof::Proof,
 };
 use ntb_mem::export::Exportable;
 use serde_json::{Map, Value};
@@ -57,42 +58,6 @@ pub(super) struct SendArgs {
     seed: u64,
 }
 
-/// Part of a BAR, to be shown to another device.
-#[derive(Debug)]
-struct Part {
-    pointer: *mut u8,
-    bytes: u64,
-    map: BarMap,
-}
-
-// SAFETY: the pointer is into `map`, which can be sent, and is not used here.
-unsafe impl Send for Part {}
-// SAFETY: as above; what lies there is reached by `map`'s atomic loads and stores only.
-unsafe impl Sync for Part {}
-
-// SAFETY: `map` keeps the range mapped for as long as it lives, and gives no reference out.
-unsafe impl Exportable for Part {
-    fn as_ptr(&self) -> *mut u8 {
-        self.pointer
-    }
-
-    fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn descriptor(&self) -> Option<(BorrowedFd<'_>, u64)> {
-        None
-    }
-
-    fn alignment(&self) -> u64 {
-        4096
-    }
-
-    fn kind(&self) -> &'static str {
-        "a device's BAR"
-    }
-}
-
 fn bar(number: u8) -> Result<Bar> {
     let found = Bar::ALL
         .into_iter()
@@ -110,6 +75,11 @@ fn wrong(map: &BarMap, offset: u64, expected: impl Iterator<Item = u64>) -> Resu
     Ok(wrong)
 }
 
+/// What goes the way before the message, the same at both ends.
+fn proof(seed: u64, bytes: u64) -> Proof {
+    Proof::new(seed, 1, bytes / 64)
+}
+
 pub(super) fn receive(args: &ReceiveArgs, facts: &mut Map<String, Value>) -> Result<()> {
     let open = Port::open(&args.address)?;
     let port = &open.port;
@@ -122,20 +92,29 @@ pub(super) fn receive(args: &ReceiveArgs, facts: &mut Map<String, Value>) -> Res
     for at in (0..size).step_by(8) {
         map.store(at, BLANK).map_err(|e| said("filling the BAR")(&e))?;
     }
-    let pointer = map
-        .pointer(args.offset, args.bytes)
-        .map_err(|e| said("the BAR's part")(&e))?;
-    let part = Arc::new(Part {
-        pointer,
-        bytes: args.bytes,
-        map,
-    });
-    let map = &part.map;
+    let map = Arc::new(map);
+    let part = PeerBar::new(&map, args.offset, args.bytes);
+    let part = Arc::new(part.map_err(|e| said("the BAR's part")(&e))?);
+    let map = &*map;
     open.link_up()?;
     let memory: Arc<dyn Exportable> = Arc::clone(&part) as _;
-    let window = ExportedWindow::open(port, &open.space, 0, &memory);
+    let window = DeviceWindow::open(port, &open.space, 0, &memory);
     let window = window.map_err(|e| said("opening a window onto the BAR")(&e))?;
+    let proof = proof(args.seed, args.bytes);
+    let verify = || window.verify(&proof, |at, to| part.read(at, to));
+    // Nothing has been stored yet: who finds a pattern now looks at something else.
+    if verify().is_ok() {
+        return Err("the pattern is there before it was stored".to_owned());
+    }
     eprintln!("window open");
+    let until = Instant::now() + PATIENCE;
+    while let Err(e) = verify() {
+        if Instant::now() > until {
+            return Err(e.to_string());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    stop_at("proven")?;
     let words = args.bytes / 8;
     let message = || Words(args.seed).take(words as usize);
     let last = message().last().unwrap_or_default();
@@ -174,6 +153,12 @@ pub(super) fn send(args: &SendArgs, facts: &mut Map<String, Value>) -> Result<()
     stop_at("link up")?;
     let aperture = Aperture::open(&*open.port, 0, ApertureChoice::Best);
     let aperture = aperture.map_err(|e| said("the aperture")(&e))?;
+    for (at, line) in proof(args.seed, args.bytes).lines() {
+        aperture
+            .write(at * 64, &line.to_bytes())
+            .map_err(|e| said("a store of the pattern")(&e))?;
+    }
+    stop_at("pattern stored")?;
     for (at, word) in (0..args.bytes).step_by(8).zip(Words(args.seed)) {
         aperture
             .write(at, &word.to_le_bytes())

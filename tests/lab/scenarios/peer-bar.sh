@@ -18,6 +18,9 @@ if [ "$ROLE" = a ]; then
     start_inside bar-receive ntb:$port ntb:$second --seed "$SEED"
     inside_at "window open"
     meet open
+    inside_at proven 90
+    meet proven 90
+    inside_on
     inside_at received 90
     inside_on
     end_inside received
@@ -26,6 +29,9 @@ else
     start_inside bar-send ntb:$port --seed "$SEED"
     inside_at "link up"
     meet open
+    inside_on
+    inside_at "pattern stored" 90
+    meet proven 90
     inside_on
     inside_at sent 90
     get received 90 >/dev/null
