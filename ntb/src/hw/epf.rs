@@ -371,3 +371,50 @@ impl NtbPort for Epf {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pci::{
+        Bar,
+        fake::{Fake, FakeConfig, RegisterFile},
+    };
+
+    /// Firmware that refuses to set up a window, and to take down what was never set up.
+    #[test]
+    fn refusals_of_the_firmware_are_errors_where_something_was_to_be_done() {
+        const BYTES: u64 = 1 << 16;
+        let registers = RegisterFile::new(&r::MAP, BYTES as usize)
+            .preset(r::MW_COUNT, 1)
+            .preset(r::SPAD_OFFSET, 0x200)
+            .preset(r::SPAD_COUNT, 16)
+            .on_write(|registers, offset, _, command| {
+                if offset == u64::from(r::COMMAND.offset()) {
+                    let refused = [r::CMD_CONFIGURE_MW, r::CMD_TEARDOWN_MW].contains(&(command as u32));
+                    let status = if refused { r::STATUS_ERROR } else { r::STATUS_OK };
+                    registers.set(r::CMD_STATUS, status);
+                }
+            });
+        let config = FakeConfig::new("epf", 0x1912, 0x0030)
+            .class(r::CLASS)
+            .vectors(32)
+            .bar(Bar::B0, BYTES)
+            .bar(Bar::B2, BYTES)
+            .bar(Bar::B4, BYTES);
+        let function: Arc<dyn PciFunction> = Fake::new(config, registers);
+        let port = super::super::open(&function).unwrap();
+        let e = port.open_window(0, 0x10_0000, 4096).unwrap_err();
+        assert!(
+            matches!(
+                e,
+                NtbError::Firmware {
+                    command: "configure memory window",
+                    outcome: "refused",
+                    ..
+                }
+            ),
+            "{e}"
+        );
+        port.close_window(0).unwrap();
+    }
+}
