@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp", "rdma"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]

@@ -4,6 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "the result goes to standard output")]
 
+mod conformance;
 mod count;
 mod faults;
 mod half;
@@ -34,6 +35,8 @@ enum Command {
     Kill(kill::Args),
     /// Traffic through an engine that delays, reorders, tears and drops, with link losses and scribbles.
     Faults(faults::Args),
+    /// The rules of a link, each on one whose both ends are opened here.
+    Conformance(conformance::Args),
     /// Counts what leaves a write-combining buffer per message.
     Count(count::Args),
     /// A peer that writes random bytes over all memory and into the socket.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Kill(args) => kill::run(&args),
         Command::Faults(args) => faults::run(&args),
+        Command::Conformance(args) => conformance::run(&args),
         Command::Count(args) => count::run(&args),
         Command::Hostile(args) => hostile::run(&args),
         Command::Half(args) => half::run(&args),

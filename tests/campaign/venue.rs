@@ -60,7 +60,7 @@ impl Venue {
         Ok(venue)
     }
 
-    /// A place of its own on a transport: `soft`, `emu` or `tcp`.
+    /// A place of its own on a transport: `soft`, `emu`, `tcp` or `rdma`.
     pub(crate) fn new(link: &str, rng: &mut Rng) -> Result<Self, String> {
         let name = format!("campaign-{}-{:x}", std::process::id(), rng.next());
         if link == "tcp" {
@@ -77,7 +77,11 @@ impl Venue {
             });
         }
         if link != "emu" {
-            let address = format!("{link}:{name}");
+            let address = match link {
+                // At the loopback, where no secret is needed.
+                "rdma" => format!("rdma:127.0.0.1:{}", free_port(rng)?),
+                _ => format!("{link}:{name}"),
+            };
             return Ok(Self {
                 addresses: [address.clone(), address],
                 bridges: None,

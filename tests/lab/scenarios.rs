@@ -4,6 +4,7 @@ mod guests;
 mod linux;
 mod mixed;
 mod others;
+mod rdma;
 mod vfio;
 
 use crate::scenario::Scenario;
@@ -16,6 +17,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         vfio::all(),
         mixed::all(),
         others::all(),
+        rdma::all(),
     ]
     .concat()
 }
