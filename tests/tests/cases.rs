@@ -1,6 +1,9 @@
 //! What went wrong for users of other systems, held against this one. Each test is named after the fault it would show.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, Barrier},
+    time::{Duration, Instant},
+};
 
 use ntb_mem::region::Pages;
 use ntb_ring::{
@@ -140,7 +143,9 @@ fn two_full_directions_of_small_messages_never_lock_each_other_up() {
     let (a, b) = (connect(a), connect(b));
     let (near, far) = both(&a, &b, 2048); // 128 KiB: messages of up to 64 KiB and more would fit
     let total = 100_000u64;
+    let full = Arc::new(Barrier::new(2));
     let side = |(mut tx, mut rx): (Sender, Receiver)| {
+        let full = Arc::clone(&full);
         move || {
             let (mut sent, mut got) = (0, 0);
             let mut buf = [0; 64];
@@ -150,6 +155,7 @@ fn two_full_directions_of_small_messages_never_lock_each_other_up() {
                 sent += 1;
             }
             assert_eq!(sent, 2048, "a message of 54 bytes takes one line");
+            full.wait(); // the other has filled its ring before this side makes room in it
             while got < total {
                 assert!(start.elapsed() < LONG, "stuck at {sent} sent, {got} received");
                 if sent < total && tx.try_send(&pattern(sent, 54)).is_ok() {
