@@ -28,10 +28,11 @@ fn tell(text: &str) {
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }
 
-fn tell_event(event: Event) {
+fn tell_event(event: Option<Event>) {
     match event {
-        Event::Up => tell("connected"),
-        Event::Down(why) => tell(&format!("disconnected: {why}")),
+        None => {}
+        Some(Event::Up) => tell("connected"),
+        Some(Event::Down(why)) => tell(&format!("disconnected: {why}")),
     }
 }
 
@@ -42,7 +43,7 @@ pub(super) fn echo(args: &EchoArgs, interrupt: &Interrupt) -> Result<Exit, Failu
     tell(&format!("serving on {}", args.queue.port.address));
     let mut frame = Vec::new();
     while !interrupt.came() {
-        transport.poll().map_err(|e| failure(&e))?.map(tell_event);
+        tell_event(transport.poll().map_err(|e| failure(&e))?);
         let room = transport.free() > 0;
         if !(room && transport.receive(&mut frame).map_err(|e| failure(&e))?) {
             transport.wait(None, NAP).map_err(|e| failure(&e))?;
@@ -95,7 +96,7 @@ pub(super) fn tap(args: &TapArgs, interrupt: &Interrupt) -> Result<Exit, Failure
     let mut frame = Vec::new();
     let mut buffer = vec![0; LARGEST];
     while !interrupt.came() {
-        transport.poll().map_err(|e| failure(&e))?.map(tell_event);
+        tell_event(transport.poll().map_err(|e| failure(&e))?);
         let mut idle = true;
         for _ in 0..TURN {
             if !transport.receive(&mut frame).map_err(|e| failure(&e))? {
