@@ -178,15 +178,16 @@ fn a_full_ring_holds_a_gpu_up_until_credit_comes() {
     };
     t.sender.start(many, 1000).unwrap().finish().unwrap_err();
     assert_eq!(t.sender.state().unwrap().attempt, 1);
-    // The reader takes five, which is a quarter and one: a credit comes, and the sender goes on from where it was.
+    // The reader takes six, which is past a quarter with more to read: a credit comes, and the sender goes on from where
+    // it was.
     let mut buf = [0; 64];
-    for seq in 0..5 {
+    for seq in 0..6 {
         assert_eq!(t.consumer.try_recv(&mut buf).unwrap().seq, seq);
     }
     assert!(t.consumer.stats().credits >= 1);
     assert_eq!(t.sender.send(small).unwrap(), 1);
     // Reader and kernel at the same time.
-    let mut next = 5;
+    let mut next = 6;
     std::thread::scope(|s| {
         let sender = &mut t.sender;
         let kernel = s.spawn(move || sender.send(large));

@@ -47,7 +47,11 @@ fuzz_target!(|data: &[u8]| {
     let secret = Secret::new(b"fuzz").unwrap();
     match choice % 4 {
         0 | 1 => {
-            let role = if choice % 4 == 0 { Role::Responder } else { Role::Initiator };
+            let role = if choice % 4 == 0 {
+                Role::Responder
+            } else {
+                Role::Initiator
+            };
             let mut stream = Stream {
                 input: data,
                 step: 1 + usize::from(choice >> 2),

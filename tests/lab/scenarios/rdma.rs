@@ -15,7 +15,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         proves,
         guests: [GUEST, GUEST],
         network: true,
-        programs: &["campaign"],
+        programs: &["campaign", "lab-inside"],
         debian: &[
             "usr/bin/rdma",
             "etc/libibverbs.d",
