@@ -24,9 +24,6 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(crate) struct Args {
     /// This machine's end of the link, such as ntb:0000:81:00.0.
     address: String,
-    /// Interface of the kernel that a bridge is opened through.
-    #[arg(long, default_value = "group", value_parser = ["group", "iommufd", "no-iommu"])]
-    vfio: String,
     /// Seed of all choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -45,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     let input = watch_input();
     {
         let mut rng = Rng::new(args.seed);
-        let mut sides = [Side::new(&args.address, &args.vfio, rng.next())?];
+        let mut sides = [Side::new(&args.address, rng.next())?];
         let mut campaign = || -> Result<(), String> {
             sides[0].start()?;
             until_traffic(&mut sides).map_err(|e| format!("before the first kill: {e}"))?;

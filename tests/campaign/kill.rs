@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ntb::pci::vfio::Interface;
 use ntb_ring::{
     channel::{Connection, Options, Receiver, RecvFailure, SendFailure, Sender, Wait},
     link::{Wrapped, auth::SECRET_ENV, select},
@@ -48,7 +47,6 @@ pub(crate) struct SideArgs {
     address: String,
     board: i32,
     seed: u64,
-    vfio: String,
 }
 
 /// One of the two processes, from the outside.
@@ -57,14 +55,13 @@ pub(crate) struct Side {
     inherited: OwnedFd,
     child: Option<Child>,
     address: String,
-    vfio: String,
     secret: Option<String>,
     starts: u64,
     seed: u64,
 }
 
 impl Side {
-    pub(crate) fn new(address: &str, vfio: &str, seed: u64) -> Result<Self, String> {
+    pub(crate) fn new(address: &str, seed: u64) -> Result<Self, String> {
         let board = Board::new().map_err(|e| e.to_string())?;
         let inherited = board.inheritable().map_err(|e| e.to_string())?;
         Ok(Self {
@@ -72,7 +69,6 @@ impl Side {
             inherited,
             child: None,
             address: address.to_owned(),
-            vfio: vfio.to_owned(),
             secret: None,
             starts: 0,
             seed,
@@ -94,7 +90,6 @@ impl Side {
             .arg(&self.address)
             .arg(self.inherited.as_raw_fd().to_string())
             .arg(self.seed.wrapping_add(self.starts).to_string())
-            .arg(&self.vfio)
             .envs(self.secret.iter().map(|secret| (SECRET_ENV, secret)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -164,8 +159,8 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
             report.set("family", family);
         }
         let mut sides = [
-            Side::new(venue.address(0), "group", rng.next())?.with_secret(&venue),
-            Side::new(venue.address(1), "group", rng.next())?.with_secret(&venue),
+            Side::new(venue.address(0), rng.next())?.with_secret(&venue),
+            Side::new(venue.address(1), rng.next())?.with_secret(&venue),
         ];
         for side in &mut sides {
             side.start()?;
@@ -342,11 +337,7 @@ fn traffic(args: &SideArgs) -> Result<(), String> {
         .map_err(|e| format!("the board cannot be opened: {e}"))?;
     let board = Board::from_fd(file.into()).map_err(|e| e.to_string())?;
     let address = args.address.parse().map_err(|e| format!("{e}"))?;
-    let interface = Interface::NAMED.iter().find(|(name, _)| *name == args.vfio);
-    let options = select::LinkOptions {
-        vfio: interface.ok_or("no such interface")?.1,
-        ..venue::options()?
-    };
+    let options = venue::options()?;
     let opened = select::open(&address, &options).map_err(|e| e.to_string())?;
     let probe = board.clone();
     let order = opened.link.order();

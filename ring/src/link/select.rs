@@ -29,9 +29,6 @@ pub struct LinkOptions {
     pub pages: Pages,
     /// How lines are stored, on links over bridges.
     pub engine: EngineChoice,
-    /// Through which interface of the kernel a bridge is opened.
-    #[cfg(feature = "ntb")]
-    pub vfio: ::ntb::pci::vfio::Interface,
     /// Group whose members may be peers on a soft link, besides the same user: [`SoftOptions::group`].
     pub group: Option<u32>,
     /// What is particular to links over RDMA; windows, pages and sysfs are those given here.
@@ -61,8 +58,6 @@ impl Default for LinkOptions {
             window_bytes: WINDOW_BYTES,
             pages: Pages::default(),
             engine: EngineChoice::default(),
-            #[cfg(feature = "ntb")]
-            vfio: ::ntb::pci::vfio::Interface::default(),
             group: None,
             secret: Secret::none(),
             strict: false,
@@ -164,7 +159,6 @@ pub(super) fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn
         ..NtbOptions::default()
     };
     let root = options.sysfs.parent().unwrap_or(Path::new("/"));
-    ntb.open.vfio.interface = options.vfio;
     ntb.open.machine = ::ntb::pci::machine::Machine::at(root);
     Ok(Box::new(NtbLink::open(&port, &ntb)?))
 }

@@ -71,7 +71,7 @@ no_remote_reads() {
 start_half() {
     rm -f /tmp/input /tmp/half.err
     mkfifo /tmp/input
-    campaign half "ntb:$port" "$@" </tmp/input >/tmp/half.json 2>/tmp/half.err &
+    campaign half "ntb:$port${VFIO:-}" "$@" </tmp/input >/tmp/half.json 2>/tmp/half.err &
     half=$!
     exec 5>/tmp/input
 }

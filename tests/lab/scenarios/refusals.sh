@@ -34,10 +34,10 @@ if [ "$ROLE" = b ]; then
     ping_says 6 no-iommu
     check_says 6 no-iommu
     # Told to, it needs memory in one piece: a huge page.
-    exits 2 ntb-ping ntb:$port --vfio no-iommu --timeout 300ms
+    exits 2 ntb-ping ntb:$port,no-iommu --timeout 300ms
     says "use one huge page"
     echo 4 >/proc/sys/vm/nr_hugepages
-    exits 4 ntb-ping ntb:$port --vfio no-iommu --timeout 300ms
+    exits 4 ntb-ping ntb:$port,no-iommu --timeout 300ms
     pass
 fi
 

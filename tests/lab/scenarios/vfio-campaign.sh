@@ -1,6 +1,6 @@
 # Processes are killed and the cable is pulled under full traffic, with choices of a fixed seed and of a random one.
 #
-# Settings: VFIO   interface of the kernel
+# Settings: VFIO   what stands behind the port's address: nothing, or ,iommufd
 
 # flap SEED TIMES: pulls the cable for so long and so often as the seed says.
 flap() {
@@ -20,19 +20,19 @@ pass
 # One side's process dies again and again.
 step kill
 [ "$ROLE" = a ] && kills=6 || kills=0
-start_half --vfio "$VFIO" --seed 1 --kills $kills
+start_half --seed 1 --kills $kills
 end_half kill
 pass
 
 # Both at once.
 step kill-random
-start_half --vfio "$VFIO" --seed "$SEED" --kills 4
+start_half --seed "$SEED" --kills 4
 end_half kill-random
 pass
 
 step flap
 before=$(count a.link_downs)
-start_half --vfio "$VFIO" --seed 1
+start_half --seed 1
 half_says traffic 60
 meet traffic
 [ "$ROLE" = a ] || { flap 1 5; flap "$SEED" 5; }

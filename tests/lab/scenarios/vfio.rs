@@ -45,14 +45,14 @@ pub(crate) fn all() -> Vec<Scenario> {
         campaign(
             "vfio-campaign-intel-spr",
             "intel-spr",
-            "group",
+            "",
             "processes killed and the cable pulled under full two-way traffic, by a fixed and a random seed: every \
              message is the right one or its life is over, and traffic comes back (group interface)",
         ),
         campaign(
             "vfio-campaign-amd",
             "amd",
-            "iommufd",
+            ",iommufd",
             "the same over AMD registers, through iommufd",
         ),
         Scenario {

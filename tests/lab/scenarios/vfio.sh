@@ -1,6 +1,7 @@
 # Both guests run this project's programs on the port, through the kernel's VFIO and the guest's IOMMU.
 
-# measure NAME SERVER HOW...: guest SERVER answers, the other measures; HOW of each goes to --vfio.
+# measure NAME SERVER HOW...: guest SERVER answers, the other measures; HOW of each stands behind the
+# port's address.
 measure() {
     measure_name=$1 measure_server=$2
     shift 2
@@ -8,7 +9,7 @@ measure() {
     if [ "$ROLE" = "$measure_server" ]; then
         # The one that is started second waits for the first to be there.
         [ "$FIRST" = server ] || get measuring >/dev/null
-        serve "ntb:$port" --vfio "$measure_how"
+        serve "ntb:$port$measure_how"
         [ "$FIRST" = measuring ] || within 30 "ntb-ping serve does not begin" grep -q serving /tmp/served
         [ "$FIRST" = measuring ] || put serving yes
         get measured 120 >/dev/null
@@ -17,7 +18,7 @@ measure() {
         [ "$FIRST" = measuring ] || get serving >/dev/null
         [ "$FIRST" = server ] || put measuring yes
         [ "$FIRST" = server ] || sleep 1
-        ping_link "$measure_name" "ntb:$port" --vfio "$measure_how" --count 300 --warmup 10 --timeout 60s
+        ping_link "$measure_name" "ntb:$port$measure_how" --count 300 --warmup 10 --timeout 60s
         put measured yes
     fi
     meet "$measure_name-over"
@@ -30,19 +31,19 @@ pass
 
 step group
 FIRST=server
-measure group a group group
+measure group a '' ''
 pass
 
 # The one that measures is there first, in the other guest this time.
 step other-order
 FIRST=measuring
-measure other-order b group group
+measure other-order b '' ''
 pass
 
 step iommufd
 FIRST=server
-measure iommufd a iommufd iommufd
-measure mixed-interfaces b iommufd group
+measure iommufd a ,iommufd ,iommufd
+measure mixed-interfaces b ,iommufd ''
 pass
 
 step stream

@@ -3,7 +3,7 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use clap::{Args, Subcommand};
-use ntb::{address::PortAddress, pci::vfio::Interface};
+use ntb::address::PortAddress;
 
 use super::values;
 
@@ -31,11 +31,6 @@ pub struct PortArgs {
     /// Port of this side: ntb:BUS:DEV.FN, emu:PATH, emu:@NAME
     #[arg(value_name = "ADDRESS", value_parser = address)]
     pub address: PortAddress,
-    /// Interface of the kernel that a bridge is opened through: group, iommufd, no-iommu (the peer can then reach all
-    /// memory of this machine)
-    #[arg(long, value_name = "HOW", value_parser = super::ping::interface, allow_hyphen_values = true,
-        default_value = "group")]
-    pub vfio: Interface,
     /// How long to wait for the peer, to appear or to return
     #[arg(short, long, value_name = "TIME", value_parser = timeout, allow_hyphen_values = true, default_value = "90s")]
     pub timeout: Duration,

@@ -3,7 +3,6 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use ntb::pci::vfio::Interface;
 use ntb_ring::{
     address::Address,
     link::{
@@ -199,10 +198,6 @@ pub struct RunArgs {
     /// Where they go: host or gpu:N
     #[arg(long, value_name = "END", value_parser = end, allow_hyphen_values = true, conflicts_with = "emulate")]
     pub to: Option<End>,
-    /// Interface of the kernel that a bridge is opened through: group, iommufd, no-iommu (the peer can then reach all
-    /// memory of this machine)
-    #[arg(long, value_name = "HOW", value_parser = interface, allow_hyphen_values = true, default_value = "group")]
-    pub vfio: Interface,
     /// Messages to send [default: 100000, with --oneway 1000000; without limit when --duration is given]
     #[arg(short = 'n', long, value_name = "N", value_parser = count, allow_hyphen_values = true)]
     pub count: Option<u64>,
@@ -257,9 +252,6 @@ pub struct ServeArgs {
     /// How lines are stored on links over bridges: wc, movdir64b, uc8 [default: the fastest to be had]
     #[arg(long, value_name = "HOW", value_parser = engine, allow_hyphen_values = true)]
     pub engine: Option<Engine>,
-    /// Interface of the kernel that a bridge is opened through: group, iommufd, no-iommu
-    #[arg(long, value_name = "HOW", value_parser = interface, allow_hyphen_values = true, default_value = "group")]
-    pub vfio: Interface,
     /// Processor to run on
     #[arg(short, long, value_name = "A", value_parser = cpu_one, allow_hyphen_values = true)]
     pub cpu: Option<(u32, Option<u32>)>,
@@ -305,7 +297,6 @@ const TIMEOUT: &str = "1ms to 24h, in seconds or with ns, us, ms, s, m, h";
 const FAMILY: &str = "intel-spr, intel-icx, intel-gnr, intel-skx, amd, epf";
 const ENGINE: &str = "wc, movdir64b, uc8";
 const END: &str = "host, gpu:0 to gpu:255";
-const VFIO: &str = "group, iommufd, no-iommu";
 const FILE: &str = "the path of a file that can be written";
 const SECRET: &str = "1 to 1024 bytes";
 const BUSY_POLL: &str = "1us to 1s, in seconds or with ns, us, ms, s, m, h";
@@ -317,7 +308,6 @@ pub const RANGES: Ranges = &[
     ("--engine", ENGINE),
     ("--from", END),
     ("--to", END),
-    ("--vfio", VFIO),
     ("--count", COUNT),
     ("--size", SIZE),
     ("--rate", RATE),
@@ -400,10 +390,6 @@ fn end(text: &str) -> Result<End, String> {
     number
         .map(|n| End::Gpu(n.into()))
         .ok_or_else(|| format!("is no end; allowed: {END}"))
-}
-
-pub(super) fn interface(text: &str) -> Result<Interface, String> {
-    values::word(text, &Interface::NAMED, VFIO)
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

@@ -23,7 +23,6 @@ use std::{
 use ntb::{
     address::OpenOptions,
     hw::{self, NtbError, NtbPort},
-    pci::vfio::VfioOptions,
 };
 use ntb_linux::{
     LinuxError,
@@ -72,14 +71,10 @@ fn print(json: bool, object: &serde_json::Value, text: &str) {
 }
 
 fn open(args: &PortArgs) -> Result<Arc<dyn NtbPort>, Failure> {
-    let options = OpenOptions {
-        vfio: VfioOptions {
-            interface: args.vfio,
-            ..VfioOptions::default()
-        },
-        ..OpenOptions::default()
-    };
-    let function = args.address.open(&options).map_err(|e| port_failure(e.into()))?;
+    let function = args
+        .address
+        .open(&OpenOptions::default())
+        .map_err(|e| port_failure(e.into()))?;
     hw::open(&function).map_err(port_failure)
 }
 

@@ -65,7 +65,6 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     let options = LinkOptions {
         window_bytes: WINDOW_BYTES,
         engine: Engine::choice(args.engine),
-        vfio: args.vfio,
         meet_within: Duration::MAX,
         ..link_options(&args.link)?
     };

@@ -32,15 +32,6 @@ pub enum Interface {
     NoIommu,
 }
 
-impl Interface {
-    /// Each with the word that tools and configurations call it by.
-    pub const NAMED: [(&str, Self); 3] = [
-        ("group", Self::Group),
-        ("iommufd", Self::Iommufd),
-        ("no-iommu", Self::NoIommu),
-    ];
-}
-
 /// How to open.
 #[derive(Clone, Copy, Debug)]
 pub struct VfioOptions {

@@ -98,7 +98,6 @@ impl Site {
                 Some(_) => EngineChoice::Auto, // the model stands over it
                 None => Engine::choice(args.engine),
             },
-            vfio: args.vfio,
             soft_name: format!("ntb-ping-{}-{:016x}", std::process::id(), random()),
             meet_within: args.timeout,
             ..link_options(&args.link)?
