@@ -17,10 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    io::Errno,
-};
+use rustix::{event::PollFlags, io::Errno};
 
 use super::{Place, socket};
 use crate::link::auth::{AuthError, Handshake, Opener, Role};
@@ -75,7 +72,7 @@ impl Call {
         loop {
             match std::mem::replace(&mut self.step, Step::Over) {
                 Step::Connecting(fd) => {
-                    if !is_writable(&fd) {
+                    if !socket::is_writable(&fd) {
                         self.step = Step::Connecting(fd);
                         return Ok(self.waiting());
                     }
@@ -133,13 +130,4 @@ impl Call {
             Step::Over => None,
         }
     }
-}
-
-fn is_writable(fd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
-    let now = Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
 }

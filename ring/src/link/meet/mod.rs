@@ -20,7 +20,7 @@
 
 mod call;
 mod listen;
-mod socket;
+pub(in crate::link) mod socket;
 
 use std::{
     net::{SocketAddr, TcpStream, ToSocketAddrs},

@@ -17,6 +17,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec},
     io::Errno,
     net::{AddressFamily, SocketFlags, SocketType, sockopt},
 };
@@ -43,7 +44,7 @@ fn new_socket(address: &SocketAddr) -> Result<OwnedFd, Errno> {
 }
 
 /// Binds the address and listens there.
-pub(super) fn listen(address: &SocketAddr) -> Result<OwnedFd, Errno> {
+pub(in crate::link) fn listen(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = new_socket(address)?;
     // Connections of an earlier life that the kernel still remembers do not hold up the next.
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -53,7 +54,7 @@ pub(super) fn listen(address: &SocketAddr) -> Result<OwnedFd, Errno> {
 }
 
 /// Takes the next connection; `None` when there is none.
-pub(super) fn accept(listener: &OwnedFd) -> Result<Option<TcpStream>, Errno> {
+pub(in crate::link) fn accept(listener: &OwnedFd) -> Result<Option<TcpStream>, Errno> {
     match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(TcpStream::from(socket))),
         // What went wrong with one that was not taken up yet is handed out here: it is its matter alone.
@@ -63,7 +64,7 @@ pub(super) fn accept(listener: &OwnedFd) -> Result<Option<TcpStream>, Errno> {
 }
 
 /// Starts connecting: the socket is writable once it has come to something.
-pub(super) fn connect(address: &SocketAddr) -> Result<OwnedFd, Errno> {
+pub(in crate::link) fn connect(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = new_socket(address)?;
     match rustix::net::connect(&socket, address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -71,9 +72,19 @@ pub(super) fn connect(address: &SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
+/// Whether connecting has come to something, good or bad.
+pub(in crate::link) fn is_writable(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(n) if n > 0)
+}
+
 /// Whether both ends are one and the same socket, as happens when nobody listens on a port of the range that callers get
 /// theirs from.
-pub(super) fn is_itself(stream: &TcpStream) -> bool {
+pub(in crate::link) fn is_itself(stream: &TcpStream) -> bool {
     match (stream.local_addr(), stream.peer_addr()) {
         (Ok(a), Ok(b)) => a == b,
         _ => false,
@@ -81,7 +92,7 @@ pub(super) fn is_itself(stream: &TcpStream) -> bool {
 }
 
 /// Sets a connection up for messages: no delay, keep-alive, busy polling where asked for.
-pub(super) fn prepare(stream: &TcpStream, busy_poll: Option<Duration>) -> Result<(), Errno> {
+pub(in crate::link) fn prepare(stream: &TcpStream, busy_poll: Option<Duration>) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(stream, true)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, KEEP_ALIVE)?;
@@ -133,7 +144,7 @@ pub(super) fn try_busy_poll(address: &str, time: Duration) -> Result<(), LinkErr
         })
 }
 
-pub(super) fn error(address: &str, step: &str, errno: Errno) -> LinkError {
+pub(in crate::link) fn error(address: &str, step: &str, errno: Errno) -> LinkError {
     let (name, remedy) = match errno {
         Errno::MFILE | Errno::NFILE => ("link-limits", ": raise the limit on open files with 'ulimit -n'"),
         _ => ("tcp-socket", ""),

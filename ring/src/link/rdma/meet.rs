@@ -5,22 +5,17 @@
 //! that it sends is looked at but the proof.
 
 use std::{
-    io,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket},
-    os::fd::{AsFd, BorrowedFd},
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, sockopt},
-};
+use rustix::{io::Errno, net::sockopt};
 
-use super::error::failed;
 use crate::link::{
     LinkError,
     auth::{AuthError, Handshake, Purpose, Role, Secret, Session},
+    meet::{Place, socket},
 };
 
 /// Connections that may be proving themselves at a time.
@@ -29,8 +24,6 @@ const CROWD: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Pause after a call that found nobody.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// Time after which a host that does not acknowledge anything is dead to the stream.
-const USER_TIMEOUT_MS: u32 = 10_000;
 
 /// A stream to a peer that has proved itself.
 #[derive(Debug)]
@@ -51,11 +44,11 @@ struct Guest {
 enum State {
     /// Neither listens nor calls.
     Seeking,
-    Connecting(TcpStream, Instant),
+    Connecting(OwnedFd, Instant),
     Proving(Guest),
     /// Has called and been heard.
     Called,
-    Listening(TcpListener, Vec<Guest>),
+    Listening(OwnedFd, Vec<Guest>),
 }
 
 /// What was turned away while meeting.
@@ -70,11 +63,9 @@ pub struct MeetCounts {
 /// The meeting place.
 #[derive(Debug)]
 pub(super) struct Meet {
-    name: String,
-    addresses: Vec<SocketAddr>,
-    /// Whether one of them is of this machine.
+    place: Place,
+    /// Whether one of its addresses is of this machine.
     local: bool,
-    secret: Secret,
     state: State,
     not_before: Option<Instant>,
     counts: MeetCounts,
@@ -83,31 +74,10 @@ pub(super) struct Meet {
 impl Meet {
     /// Finds the host's addresses. Without a secret only the loopback will do.
     pub(super) fn new(host: &str, port: u16, secret: &Secret) -> Result<Self, LinkError> {
-        let name = format!("rdma:{host}:{port}");
-        let addresses: Vec<SocketAddr> = (host.trim_matches(['[', ']']), port)
-            .to_socket_addrs()
-            .map_err(|e| LinkError {
-                name: "no-such-host",
-                exit: 4,
-                what: format!("{name}: the address of host '{host}' cannot be found: {e}"),
-                errno: e.raw_os_error(),
-            })?
-            .collect();
-        if !secret.is_some() && !addresses.iter().all(|address| address.ip().is_loopback()) {
-            return Err(failed(
-                "secret-needed",
-                2,
-                format!(
-                    "{name}: without a shared secret a link over RDMA meets at loopback addresses only: give both ends the same \
-                     secret"
-                ),
-            ));
-        }
+        let place = Place::new(Purpose::Rdma, host.trim_matches(['[', ']']), port, secret, None)?;
         Ok(Self {
-            local: addresses.iter().any(|address| is_own(address.ip())),
-            name,
-            addresses,
-            secret: secret.clone(),
+            local: place.targets.iter().any(|address| is_own(address.ip())),
+            place,
             state: State::Seeking,
             not_before: None,
             counts: MeetCounts::default(),
@@ -115,7 +85,7 @@ impl Meet {
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.name
+        &self.place.address
     }
 
     pub(super) fn counts(&self) -> MeetCounts {
@@ -124,7 +94,7 @@ impl Meet {
 
     /// The address of this machine that the peer is met by: what the device should have too.
     pub(super) fn own_address(&self) -> Option<IpAddr> {
-        let address = self.addresses.first()?;
+        let address = self.place.targets.first()?;
         if self.local {
             return (!address.ip().is_unspecified()).then_some(address.ip());
         }
@@ -167,65 +137,49 @@ impl Meet {
     }
 
     fn seek(&mut self) -> Result<(), LinkError> {
-        if self.local {
-            match TcpListener::bind(self.addresses.as_slice()) {
+        for target in self.place.targets.iter().filter(|_| self.local) {
+            match socket::listen(target) {
                 Ok(listener) => {
-                    let _ = listener.set_nonblocking(true);
                     self.state = State::Listening(listener, Vec::new());
                     return Ok(());
                 }
-                Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
-                Err(e) => {
-                    return Err(LinkError {
-                        name: "rdma-meeting",
-                        exit: 6,
-                        what: format!("{}: no peer can be waited for there: {e}", self.name),
-                        errno: e.raw_os_error(),
-                    });
-                }
+                Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {}
+                Err(e) => return Err(socket::error(&self.place.address, "listening", e)),
             }
         }
-        let to = self.addresses.first().copied().map(reachable);
-        match to.map(connect) {
-            Some(Ok(stream)) => self.state = State::Connecting(stream, Instant::now()),
+        let to = self.place.targets.first().copied().map(reachable);
+        match to.map(|to| socket::connect(&to)) {
+            Some(Ok(fd)) => self.state = State::Connecting(fd, Instant::now()),
             _ => self.pause(),
         }
         Ok(())
     }
 
     fn connecting(&mut self) -> Result<(), LinkError> {
-        let State::Connecting(stream, since) = std::mem::replace(&mut self.state, State::Seeking) else {
+        let State::Connecting(fd, since) = std::mem::replace(&mut self.state, State::Seeking) else {
             return Ok(());
         };
-        let mut fds = [PollFd::new(&stream, PollFlags::OUT)];
-        let ready = rustix::event::poll(
-            &mut fds,
-            Some(&Timespec {
-                tv_sec: 0,
-                tv_nsec: 0,
-            }),
-        );
-        let refused = sockopt::socket_error(&stream).is_ok_and(|result| result.is_err());
+        let refused = sockopt::socket_error(&fd).is_ok_and(|result| result.is_err());
         if refused || since.elapsed() > PATIENCE {
             self.pause();
-        } else if ready == Ok(0) {
-            self.state = State::Connecting(stream, since);
-        } else if stream.peer_addr().ok() == stream.local_addr().ok() {
-            self.pause(); // connected to itself, as can happen on the loopback when nobody listens
+        } else if !socket::is_writable(&fd) {
+            self.state = State::Connecting(fd, since);
         } else {
-            let guest = self.guest(stream, Role::Initiator);
-            self.state = guest.map_or(State::Seeking, State::Proving);
+            let stream = TcpStream::from(fd);
+            if socket::is_itself(&stream) {
+                self.pause();
+            } else {
+                let guest = self.guest(stream, Role::Initiator);
+                self.state = guest.map_or(State::Seeking, State::Proving);
+            }
         }
         Ok(())
     }
 
     fn guest(&self, stream: TcpStream, role: Role) -> Option<Guest> {
-        stream.set_nonblocking(true).ok()?;
-        stream.set_nodelay(true).ok()?;
-        sockopt::set_socket_keepalive(&stream, true).ok()?;
-        let _ = sockopt::set_tcp_user_timeout(&stream, USER_TIMEOUT_MS);
+        socket::prepare(&stream, self.place.busy_poll).ok()?;
         Some(Guest {
-            handshake: Handshake::new(role, Purpose::Rdma, &self.secret).ok()?,
+            handshake: Handshake::new(role, self.place.purpose, &self.place.secret).ok()?,
             stream,
             since: Instant::now(),
         })
@@ -249,7 +203,7 @@ impl Meet {
                 self.pause();
                 Ok(None)
             }
-            Err(e) => Err(e.into_link_error(&self.name)),
+            Err(e) => Err(e.into_link_error(&self.place.address)),
         }
     }
 
@@ -259,7 +213,7 @@ impl Meet {
         };
         let mut new = Vec::new();
         while new.len() < CROWD
-            && let Ok((stream, _)) = listener.accept()
+            && let Ok(Some(stream)) = socket::accept(listener)
         {
             new.push(stream);
         }
@@ -322,19 +276,5 @@ fn reachable(address: SocketAddr) -> SocketAddr {
             SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], a.port()))
         }
         other => other,
-    }
-}
-
-/// Begins to connect.
-fn connect(to: SocketAddr) -> Result<TcpStream, Errno> {
-    let family = match to {
-        SocketAddr::V4(_) => AddressFamily::INET,
-        SocketAddr::V6(_) => AddressFamily::INET6,
-    };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &to) {
-        Ok(()) | Err(Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
-        Err(e) => Err(e),
     }
 }

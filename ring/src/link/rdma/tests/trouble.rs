@@ -230,7 +230,7 @@ fn a_peer_without_the_secret_reaches_nothing() {
     assert_eq!(near.poll().unwrap().state, LinkState::CableDown);
     assert!(near.meet_counts().refused >= 2);
     let e = Meet::new("192.0.2.1", port, &Secret::none()).unwrap_err();
-    assert_eq!((e.name, e.exit), ("secret-needed", 2), "{e}");
+    assert_eq!((e.name, e.exit), ("secret-needed", 6), "{e}");
 }
 
 /// Traffic of all sizes over torn writes, with every trouble there is: nothing is wrong, doubled or out of order, and what
