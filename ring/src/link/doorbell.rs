@@ -22,6 +22,8 @@ use rustix::{
     net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType},
 };
 
+use super::DOORBELLS;
+
 /// Something a thread can sleep on until the peer rings.
 #[derive(Clone, Debug)]
 pub struct Doorbell(Arc<Bell>);
@@ -67,16 +69,33 @@ impl Doorbell {
     }
 
     /// A doorbell whose rings arrive at `arrivals` together with others, from where `hub` hands them on to `local`.
-    pub(crate) fn handed(
-        local: Arc<OwnedFd>,
-        arrivals: BorrowedFd<'_>,
-        hub: Arc<dyn Hub>,
-    ) -> Result<Self, Errno> {
+    fn handed(local: Arc<OwnedFd>, arrivals: BorrowedFd<'_>, hub: Arc<dyn Hub>) -> Result<Self, Errno> {
         let wake = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for fd in [local.as_fd(), arrivals] {
             epoll::add(&wake, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
         }
         Ok(Self(Arc::new(Bell::Handed { local, wake, hub })))
+    }
+
+    /// What [`Doorbell::handed_all`] hands rings on to: one for each doorbell of a link.
+    pub(crate) fn locals() -> Result<Vec<Arc<OwnedFd>>, Errno> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        (0..DOORBELLS)
+            .map(|_| rustix::event::eventfd(0, flags).map(Arc::new))
+            .collect()
+    }
+
+    /// All doorbells of a link, as [`Doorbell::handed`]; `locals` are those of [`Doorbell::locals`].
+    pub(crate) fn handed_all(
+        locals: &[Arc<OwnedFd>],
+        arrivals: BorrowedFd<'_>,
+        hub: &Arc<dyn Hub>,
+    ) -> Result<[Self; DOORBELLS as usize], Errno> {
+        let doorbells: Vec<_> = locals
+            .iter()
+            .map(|local| Self::handed(Arc::clone(local), arrivals, Arc::clone(hub)))
+            .collect::<Result<_, _>>()?;
+        doorbells.try_into().map_err(|_| Errno::INVAL)
     }
 
     /// A doorbell that another process of this machine can be given: see [`Doorbell::handle`].

@@ -7,10 +7,7 @@ use std::{
 };
 
 use ntb::hw::{NtbError, NtbPort};
-use rustix::{
-    event::{EventfdFlags, epoll},
-    io::Errno,
-};
+use rustix::{event::epoll, io::Errno};
 
 use crate::link::{
     DOORBELLS, Doorbell,
@@ -45,26 +42,13 @@ pub(super) fn distinct(valid: u64) -> u32 {
 impl Bells {
     /// Without a port yet, and the doorbells to give away.
     pub(super) fn new() -> Result<(Arc<Self>, [Doorbell; DOORBELLS as usize]), Errno> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let locals = (0..DOORBELLS)
-            .map(|_| rustix::event::eventfd(0, flags).map(Arc::new))
-            .collect::<Result<Vec<_>, _>>()?;
         let bells = Arc::new(Self {
             arrivals: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             port: Mutex::new(None),
-            locals,
+            locals: Doorbell::locals()?,
         });
-        let doorbells = bells
-            .locals
-            .iter()
-            .map(|local| {
-                let hub = Arc::clone(&bells) as Arc<dyn Hub>;
-                Doorbell::handed(Arc::clone(local), bells.arrivals.as_fd(), hub)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let Ok(doorbells) = doorbells.try_into() else {
-            unreachable!("one was made for each of the locals")
-        };
+        let hub = Arc::clone(&bells) as Arc<dyn Hub>;
+        let doorbells = Doorbell::handed_all(&bells.locals, bells.arrivals.as_fd(), &hub)?;
         Ok((bells, doorbells))
     }
 

@@ -9,10 +9,7 @@ use ntb_mem::{
     line::LINE_BYTES,
     region::{Pages, Region, View},
 };
-use rustix::{
-    event::{EventfdFlags, epoll},
-    io::Errno,
-};
+use rustix::{event::epoll, io::Errno};
 
 use super::{
     send::Wire,
@@ -99,26 +96,13 @@ struct Receiving {
 impl Inbox {
     /// Without a connection yet, and the doorbells to give away.
     pub(super) fn new() -> Result<(Arc<Self>, [Doorbell; DOORBELLS as usize]), Errno> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let locals = (0..DOORBELLS)
-            .map(|_| rustix::event::eventfd(0, flags).map(Arc::new))
-            .collect::<Result<Vec<_>, _>>()?;
         let inbox = Arc::new(Self {
             arrivals: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            locals,
+            locals: Doorbell::locals()?,
             state: Mutex::new(None),
         });
-        let doorbells = inbox
-            .locals
-            .iter()
-            .map(|local| {
-                let hub = Arc::clone(&inbox) as Arc<dyn Hub>;
-                Doorbell::handed(Arc::clone(local), inbox.arrivals.as_fd(), hub)
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let Ok(doorbells) = doorbells.try_into() else {
-            unreachable!("one was made for each of the locals")
-        };
+        let hub = Arc::clone(&inbox) as Arc<dyn Hub>;
+        let doorbells = Doorbell::handed_all(&inbox.locals, inbox.arrivals.as_fd(), &hub)?;
         Ok((inbox, doorbells))
     }
 

@@ -38,7 +38,7 @@ use ntb_mem::{
     region::{Pages, Region, View},
 };
 use rustix::{
-    event::{EventfdFlags, PollFd, PollFlags, Timespec},
+    event::{PollFd, PollFlags, Timespec},
     io::Errno,
 };
 
@@ -99,7 +99,7 @@ struct Own {
     arrivals: Arc<Arrivals>,
     /// What each doorbell is in this process.
     bells: Vec<Arc<OwnedFd>>,
-    doorbells: Vec<Doorbell>,
+    doorbells: [Doorbell; DOORBELLS as usize],
 }
 
 impl Own {
@@ -123,14 +123,9 @@ impl Own {
             errno: Some(errno.raw_os_error()),
         };
         let arrivals = Arc::new(Arrivals::new().map_err(limits)?);
-        let (mut bells, mut doorbells) = (Vec::new(), Vec::new());
-        for _ in 0..DOORBELLS {
-            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-            let bell = Arc::new(rustix::event::eventfd(0, flags).map_err(limits)?);
-            let hub = Arc::clone(&arrivals) as Arc<dyn Hub>;
-            doorbells.push(Doorbell::handed(Arc::clone(&bell), arrivals.fd(), hub).map_err(limits)?);
-            bells.push(bell);
-        }
+        let bells = Doorbell::locals().map_err(limits)?;
+        let hub = Arc::clone(&arrivals) as Arc<dyn Hub>;
+        let doorbells = Doorbell::handed_all(&bells, arrivals.fd(), &hub).map_err(limits)?;
         Ok(Self {
             window: Arc::new(window),
             arrivals,

@@ -157,10 +157,10 @@ impl Domain {
                     Memory::Local(_) => MemoryKind::Local,
                     _ => MemoryKind::Peer,
                 };
+                let register = self.verbs.ibv_reg_mr;
                 // SAFETY: a live protection domain. The memory is pinned or refused; it stays mapped as long as it is
                 // registered, since the region is held here, or by the contract of `Memory::Peer`.
-                let mr =
-                    unsafe { (self.verbs.ibv_reg_mr)(self.pd.0, address as *mut _, bytes as usize, access) };
+                let mr = unsafe { register(self.pd.0, address as *mut _, bytes as usize, access) };
                 (mr, kind)
             }
             Memory::DmaBuf {

@@ -67,9 +67,9 @@ impl Completions {
             (&mut made.receive, wish.receives + 1, channel),
         ] {
             let entries = i32::try_from(entries).unwrap_or(i32::MAX);
+            let create = verbs.ibv_create_cq;
             // SAFETY: a live context and a live channel or none.
-            let cq =
-                unsafe { (verbs.ibv_create_cq)(domain.context.0, entries, std::ptr::null_mut(), channel, 0) };
+            let cq = unsafe { create(domain.context.0, entries, std::ptr::null_mut(), channel, 0) };
             if cq.is_null() {
                 return Err(refused(
                     &format!("making a completion queue of {entries} entries"),
