@@ -6,7 +6,6 @@
 //! - [`hw`]: one NTB port on top of it: link, windows, doorbells, scratchpads.
 //! - [`window`]: memory that the peer reaches, and the aperture onto the peer's.
 //! - [`health`]: removal, errors, lanes that fall away.
-//! - [`discovery`]: which bridges there are, and what stands in the way of opening them.
 //! - [`address`]: where a port is: `ntb:BDF`, `emu:PATH`.
 //!
 //! [`conformance`] has the test suites that every implementation of a seam must pass.
@@ -27,7 +26,6 @@
 
 pub mod address;
 pub mod conformance;
-pub mod discovery;
 pub mod health;
 pub mod hw;
 pub mod pci;
