@@ -1,7 +1,7 @@
 //! The receiving end of a channel.
 
 use std::{
-    ops::AddAssign,
+    ops::{AddAssign, Sub},
     time::{Duration, Instant},
 };
 
@@ -27,10 +27,28 @@ pub type ReceiverStats = ConsumerStats;
 
 impl AddAssign for ConsumerStats {
     fn add_assign(&mut self, other: Self) {
-        self.messages += other.messages;
-        self.bytes += other.bytes;
-        self.credits += other.credits;
-        self.incomplete += other.incomplete;
+        *self = Self::each(*self, other, u64::wrapping_add);
+    }
+}
+
+impl Sub for ConsumerStats {
+    type Output = Self;
+
+    /// Wraps around: a later addition undoes it.
+    fn sub(self, other: Self) -> Self {
+        Self::each(self, other, u64::wrapping_sub)
+    }
+}
+
+impl ConsumerStats {
+    fn each(a: Self, b: Self, f: fn(u64, u64) -> u64) -> Self {
+        Self {
+            messages: f(a.messages, b.messages),
+            bytes: f(a.bytes, b.bytes),
+            lines: f(a.lines, b.lines),
+            credits: f(a.credits, b.credits),
+            incomplete: f(a.incomplete, b.incomplete),
+        }
     }
 }
 
@@ -78,13 +96,20 @@ impl Receiver {
     #[inline(always)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvFailure> {
         if let Some(rx) = &mut self.rx {
-            let before = (rx.next_seq(), rx.stats().bytes);
             let polled = rx.try_recv_line(buf);
             let now = self.shared.epoch.load(Ordering::Acquire); // E2
             match polled {
                 Polled::Received(received) if now == self.epoch => return Ok(received),
                 Polled::Empty if now == self.epoch && self.pump.is_none() => return Err(RecvFailure::Empty),
-                Polled::Received(received) => self.outcome = self.attempt_ended(Ok(received), before),
+                Polled::Received(received) => {
+                    let one = ReceiverStats {
+                        messages: 1,
+                        bytes: received.len as u64,
+                        lines: 1,
+                        ..ReceiverStats::default()
+                    };
+                    self.outcome = self.attempt_ended(Ok(received), received.seq, one);
+                }
                 Polled::Empty | Polled::Other => self.try_recv_other(buf),
             }
         } else {
@@ -256,10 +281,11 @@ impl Receiver {
         {
             pump.pump();
         }
-        let before = (rx.next_seq(), rx.stats().bytes);
+        let (seq, before) = (rx.next_seq(), rx.stats());
         let result = f(rx);
         if self.epoch != self.shared.epoch.load(Ordering::Acquire) {
-            return self.attempt_ended(result, before); // E2
+            let taken = rx.stats() - before;
+            return self.attempt_ended(result, seq, taken); // E2
         }
         match result {
             Ok(value) => Ok(value),
@@ -268,12 +294,14 @@ impl Receiver {
         }
     }
 
-    /// The life has ended: its rest is given out as long as nobody writes over it.
+    /// The life has ended: its rest is given out as long as nobody writes over it. `result` is of message `seq` and what
+    /// follows it, and counted as `taken`.
     #[cold]
     fn attempt_ended<R>(
         &mut self,
         result: Result<R, RecvError>,
-        before: (u64, u64),
+        seq: u64,
+        taken: ReceiverStats,
     ) -> Result<R, RecvFailure> {
         match result {
             Ok(value) => {
@@ -282,16 +310,12 @@ impl Receiver {
                     return Ok(value); // R2: the ring was still that of the old life
                 }
                 // What was just read may be a mixture of two lives: it does not count as received.
-                if let Some(rx) = &self.rx {
-                    self.ended.messages = self
-                        .ended
-                        .messages
-                        .wrapping_sub(rx.next_seq().wrapping_sub(before.0));
-                    self.ended.bytes = self
-                        .ended
-                        .bytes
-                        .wrapping_sub(rx.stats().bytes.wrapping_sub(before.1));
-                }
+                self.ended = self.ended
+                    - ReceiverStats {
+                        credits: 0,
+                        incomplete: 0,
+                        ..taken
+                    };
             }
             Err(e @ (RecvError::TooSmall { .. } | RecvError::OtherSize { .. })) => {
                 return Err(self.explain(e));
@@ -301,8 +325,8 @@ impl Receiver {
         match self.turn() {
             Some((reason, _)) => Err(RecvFailure::Lost(Lost {
                 reason,
-                certain: before.0,
-                sent: before.0,
+                certain: seq,
+                sent: seq,
             })),
             None => Err(RecvFailure::Empty),
         }

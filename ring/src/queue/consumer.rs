@@ -63,6 +63,8 @@ pub struct ConsumerStats {
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Lines of the ring they took.
+    pub lines: u64,
     /// Credits posted.
     pub credits: u64,
     /// Times a message was seen whose check did not hold yet.
@@ -194,7 +196,10 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
 
     /// Counts so far.
     pub fn stats(&self) -> ConsumerStats {
-        self.stats
+        ConsumerStats {
+            lines: self.tail,
+            ..self.stats
+        }
     }
 
     /// The count of messages consumed, for another thread to read.
