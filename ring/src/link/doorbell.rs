@@ -208,13 +208,19 @@ fn ring_socket(socket: &OwnedFd) {
 
 /// Sleeps until one of `fds` is readable or until `timeout`. True when one is.
 pub(crate) fn sleep_on(fds: &[BorrowedFd<'_>], timeout: Duration) -> bool {
+    let fds: Vec<_> = fds.iter().map(|fd| (*fd, PollFlags::IN)).collect();
+    sleep_on_any(&fds, timeout)
+}
+
+/// Sleeps until one of `fds` is ready or until `timeout`. True when one is.
+pub(crate) fn sleep_on_any(fds: &[(BorrowedFd<'_>, PollFlags)], timeout: Duration) -> bool {
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
     let mut fds: Vec<_> = fds
         .iter()
-        .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
+        .map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags))
         .collect();
     matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
 }

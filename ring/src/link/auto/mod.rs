@@ -232,8 +232,8 @@ fn agree(
         for arrival in meeting.poll(&mine.encode())? {
             let settled = match arrival {
                 Arrival::Guest(guest, said) => answer(guest, &said, mine, None),
-                Arrival::Host(stream, said) => match heard(meeting, mine, &said, &address)? {
-                    Some((kind, theirs, why)) => Settled::With(stream, kind, theirs, why),
+                Arrival::Host(met, said) => match heard(meeting, mine, &said, &address)? {
+                    Some((kind, theirs, why)) => Settled::With(met.stream, kind, theirs, why),
                     None => Settled::Not,
                 },
             };
@@ -312,7 +312,7 @@ fn answer(guest: Guest, said: &[u8], mine: &Offer, busy: Option<bool>) -> Settle
         about.soft_name = Some(name);
     }
     match guest.answer(&Answer::Agreed(kind, about).encode()) {
-        Some(stream) => Settled::With(stream, kind, theirs, why),
+        Some(met) => Settled::With(met.stream, kind, theirs, why),
         None => Settled::Not,
     }
 }
@@ -386,10 +386,10 @@ impl Link for AutoLink {
                     };
                     answer(guest, &said, &self.settled, busy)
                 }
-                Arrival::Host(stream, said) => {
+                Arrival::Host(met, said) => {
                     let address = self.meeting.place().address.clone();
                     match heard(&mut self.meeting, &self.settled, &said, &address) {
-                        Ok(Some((kind, theirs, why))) => Settled::With(stream, kind, theirs, why),
+                        Ok(Some((kind, theirs, why))) => Settled::With(met.stream, kind, theirs, why),
                         Ok(None) => Settled::Not,
                         // Another end may come that can have it: this one was here first.
                         Err(e) => {

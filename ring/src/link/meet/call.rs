@@ -19,8 +19,8 @@ use std::{
 
 use rustix::{event::PollFlags, io::Errno};
 
-use super::{Place, socket};
-use crate::link::auth::{AuthError, Handshake, Opener, Role};
+use super::{Met, Place, socket};
+use crate::link::auth::{AuthError, Handshake, Role};
 
 /// How long it may take to get through.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -41,7 +41,7 @@ pub(super) struct Call {
 enum Step {
     Connecting(OwnedFd),
     Proving(TcpStream),
-    Hearing(TcpStream, Opener),
+    Hearing(Box<Met>),
     Over,
 }
 
@@ -52,7 +52,7 @@ pub(super) enum Progress {
     Nobody,
     TimedOut,
     /// The other side knows the secret, was told the greeting and has said this.
-    Answered(TcpStream, Vec<u8>),
+    Answered(Box<Met>, Vec<u8>),
 }
 
 impl Call {
@@ -100,14 +100,18 @@ impl Call {
                         step: "greeting",
                         error,
                     })?;
-                    self.step = Step::Hearing(stream, session.opener());
+                    self.step = Step::Hearing(Box::new(Met {
+                        opener: session.opener(),
+                        stream,
+                        session,
+                    }));
                 }
-                Step::Hearing(mut stream, mut opener) => {
-                    let Some(said) = opener.next(&mut stream)? else {
-                        self.step = Step::Hearing(stream, opener);
+                Step::Hearing(mut met) => {
+                    let Some(said) = met.opener.next(&mut met.stream)? else {
+                        self.step = Step::Hearing(met);
                         return Ok(self.waiting());
                     };
-                    return Ok(Progress::Answered(stream, said));
+                    return Ok(Progress::Answered(met, said));
                 }
                 Step::Over => return Ok(Progress::Nobody),
             }
@@ -126,7 +130,8 @@ impl Call {
     pub(super) fn waker(&self) -> Option<(BorrowedFd<'_>, PollFlags)> {
         match &self.step {
             Step::Connecting(fd) => Some((fd.as_fd(), PollFlags::OUT)),
-            Step::Proving(stream) | Step::Hearing(stream, _) => Some((stream.as_fd(), PollFlags::IN)),
+            Step::Proving(stream) => Some((stream.as_fd(), PollFlags::IN)),
+            Step::Hearing(met) => Some((met.stream.as_fd(), PollFlags::IN)),
             Step::Over => None,
         }
     }

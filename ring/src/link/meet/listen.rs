@@ -19,7 +19,7 @@ use std::{
 
 use rustix::event::PollFlags;
 
-use super::{Place, socket};
+use super::{Met, Place, socket};
 use crate::link::auth::{AuthError, Handshake, Opener, Role, Session};
 
 /// Connections taken up in one go, and kept that have not proved themselves yet. Peers do so as soon as they are
@@ -59,18 +59,15 @@ impl Counts {
 
 /// A connection that has proved itself and said what it wants.
 #[derive(Debug)]
-pub(crate) struct Guest {
-    stream: TcpStream,
-    session: Session,
-}
+pub(crate) struct Guest(Met);
 
 impl Guest {
     /// Answers, and gives the stream: what comes on it from now on is not of the meeting. `None` when the guest has gone.
-    pub(crate) fn answer(mut self, said: &[u8]) -> Option<TcpStream> {
-        let message = self.session.seal(said)?;
+    pub(crate) fn answer(mut self, said: &[u8]) -> Option<Met> {
+        let message = self.0.session.seal(said)?;
         // A few bytes into an empty socket: what does not go at once does not go.
-        self.stream.write_all(&message).ok()?;
-        Some(self.stream)
+        self.0.stream.write_all(&message).ok()?;
+        Some(self.0)
     }
 }
 
@@ -185,9 +182,13 @@ impl Listener {
                 }
                 Heard::Nothing => counts.dropped_silent += 1,
                 Heard::Said(said) => {
-                    if let State::Saying(session, _) = candidate.state {
-                        let stream = candidate.stream;
-                        guests.push((Guest { stream, session }, said));
+                    if let State::Saying(session, opener) = candidate.state {
+                        let met = Met {
+                            stream: candidate.stream,
+                            session,
+                            opener,
+                        };
+                        guests.push((Guest(met), said));
                     }
                 }
                 Heard::Failed(AuthError::Proof | AuthError::Refused) => counts.wrong_secret += 1,

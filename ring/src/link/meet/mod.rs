@@ -23,7 +23,7 @@ mod listen;
 pub(in crate::link) mod socket;
 
 use std::{
-    net::{SocketAddr, TcpStream, ToSocketAddrs},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket},
     os::fd::BorrowedFd,
     time::{Duration, Instant},
 };
@@ -32,7 +32,7 @@ use rustix::{event::PollFlags, io::Errno};
 
 use super::{
     LinkError,
-    auth::{AuthError, Purpose, Secret},
+    auth::{AuthError, Opener, Purpose, Secret, Session},
 };
 use call::{Call, Progress};
 pub use listen::Counts;
@@ -45,6 +45,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 const STRIKES: u32 = 8;
 /// Longest sleep while nothing can wake this side that would be news to it.
 const SEEKING_PAUSE: Duration = Duration::from_millis(10);
+/// Shortest time between two words about strangers.
+const STRANGERS_EVERY: Duration = Duration::from_secs(1);
 
 /// Where and how to meet.
 #[derive(Clone, Debug)]
@@ -105,6 +107,28 @@ impl Place {
             busy_poll,
         })
     }
+
+    /// The address of this machine that the peer is met by, where there is a way to it.
+    pub(crate) fn own_address(&self) -> Option<IpAddr> {
+        let target = self.targets.first().filter(|t| !t.ip().is_unspecified())?;
+        let any: IpAddr = match target {
+            SocketAddr::V4(_) => IpAddr::from([0; 4]),
+            SocketAddr::V6(_) => IpAddr::from([0; 16]),
+        };
+        // Nothing is sent: the kernel says which address a packet would leave by, and that is the target if it is here.
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect(target).ok()?;
+        socket.local_addr().ok().map(|own| own.ip())
+    }
+}
+
+/// A stream to somebody who has proved to be a peer, once each has said its one thing. Whoever wants to say more in sealed
+/// messages goes on with `session` and `opener`.
+#[derive(Debug)]
+pub(crate) struct Met {
+    pub(crate) stream: TcpStream,
+    pub(crate) session: Session,
+    pub(crate) opener: Opener,
 }
 
 /// Somebody who has proved to be a peer.
@@ -113,7 +137,7 @@ pub(crate) enum Arrival {
     /// Called here and said this; it waits for an answer.
     Guest(Guest, Vec<u8>),
     /// Was called, and has answered what this side said.
-    Host(TcpStream, Vec<u8>),
+    Host(Met, Vec<u8>),
 }
 
 #[derive(Debug)]
@@ -136,7 +160,11 @@ pub(crate) struct Meeting {
     next: usize,
     strikes: u32,
     not_before: Option<Instant>,
+    /// Since when those who are called have had another peer.
+    taken_since: Option<Instant>,
     counts: Counts,
+    /// Strangers last told of, and when.
+    told: (u64, Option<Instant>),
 }
 
 impl Meeting {
@@ -147,12 +175,19 @@ impl Meeting {
             next: 0,
             strikes: 0,
             not_before: None,
+            taken_since: None,
             counts: Counts::default(),
+            told: (0, None),
         }
     }
 
     pub(crate) fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// As the user wrote it.
+    pub(crate) fn address(&self) -> &str {
+        &self.place.address
     }
 
     pub(crate) fn counts(&self) -> Counts {
@@ -186,10 +221,10 @@ impl Meeting {
         };
         match call.drive() {
             Ok(Progress::Waiting) => Ok(Vec::new()),
-            Ok(Progress::Answered(stream, said)) => {
+            Ok(Progress::Answered(met, said)) => {
                 self.role = Role::Called;
                 self.strikes = 0;
-                Ok(vec![Arrival::Host(stream, said)])
+                Ok(vec![Arrival::Host(*met, said)])
             }
             Ok(Progress::Nobody) => {
                 self.strikes = 0;
@@ -219,6 +254,34 @@ impl Meeting {
         if !matches!(self.role, Role::Listening(_)) {
             self.pause();
         }
+    }
+
+    /// Whoever was called has a peer already: looks for it again, since that one may have died without its knowing yet.
+    /// False when it has been so for longer than `patience`.
+    pub(crate) fn again_if_taken(&mut self, patience: Duration) -> bool {
+        let since = *self.taken_since.get_or_insert_with(Instant::now);
+        self.again();
+        since.elapsed() < patience
+    }
+
+    /// There is a peer now: what was said of others being taken is over.
+    pub(crate) fn settled(&mut self) {
+        self.taken_since = None;
+    }
+
+    /// Strangers who have come since the last time, in words, and not too often.
+    pub(crate) fn news_of_strangers(&mut self) -> Option<String> {
+        let (told, when) = self.told;
+        let all = self.counts.strangers();
+        if all <= told || when.is_some_and(|t| t.elapsed() < STRANGERS_EVERY) {
+            return None;
+        }
+        self.told = (all, Some(Instant::now()));
+        Some(format!(
+            "{} connections turned away; {} in all had another secret or none",
+            all - told,
+            self.counts.wrong_secret
+        ))
     }
 
     fn pause(&mut self) {

@@ -1,24 +1,28 @@
-//! What the two sides tell each other over the authenticated stream, byte by byte. All numbers are little-endian.
+//! What the two sides tell each other over the authenticated stream, byte by byte. All numbers are little-endian. The hellos
+//! are what each says while meeting; the rest follows.
 //!
 //! ```text
-//! hello   1 | version u16 | fabric u8 | flags u8 (1 rdma_cm, 2 strict) | ip version u8 (0, 4, 6) | ip 16
+//! hello   1 | version u16 | fabric u8 | flags u8 (1 rdma_cm, 2 strict, 4 rdma_cm only) | ip version u8 (0, 4, 6) | ip 16
 //! offer   2 | port u16 | token 32                     from the side that was called: call by rdma_cm
 //! queue   3 | number u32 | first packet u32 | lid u16 | gid 16 | mtu u32      without rdma_cm, both
 //! memory  4 | window address u64, key u32, bytes u64 | control address u64, key u32 | receives u32
+//! taken   5                                           instead of the hello of a side that has a peer already
 //! ```
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, TcpStream},
+    net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
 };
 
 use super::{
     account::Remote,
-    meet::Met,
     verbs::{Fabric, QueueAddress, TOKEN_BYTES},
 };
-use crate::link::auth::{AuthError, Opener, Role, Session};
+use crate::link::{
+    auth::{AuthError, Role},
+    meet::Met,
+};
 
 /// Version of what is said here and of what follows over RDMA.
 pub(super) const VERSION: u16 = 1;
@@ -30,6 +34,7 @@ pub(super) enum Message {
     Offer { port: u16, token: [u8; TOKEN_BYTES] },
     Queue(QueueAddress),
     Memory(Remote),
+    Taken,
 }
 
 /// What a side is and wants.
@@ -39,6 +44,8 @@ pub(super) struct Hello {
     pub(super) fabric: u8,
     pub(super) has_manager: bool,
     pub(super) strict: bool,
+    /// Will not be connected without rdma_cm.
+    pub(super) needs_manager: bool,
     pub(super) ip: Option<IpAddr>,
 }
 
@@ -56,7 +63,13 @@ impl Message {
                 out.push(1);
                 out.extend(hello.version.to_le_bytes());
                 out.push(hello.fabric);
-                out.push(u8::from(hello.has_manager) | u8::from(hello.strict) << 1);
+                let flags = [hello.has_manager, hello.strict, hello.needs_manager];
+                out.push(
+                    flags
+                        .iter()
+                        .rev()
+                        .fold(0, |byte, flag| byte << 1 | u8::from(*flag)),
+                );
                 let (version, bytes) = match hello.ip {
                     None => (0, [0; 16]),
                     Some(IpAddr::V4(ip)) => (4, ip.to_ipv6_mapped().octets()),
@@ -87,6 +100,7 @@ impl Message {
                 out.extend(memory.control.1.to_le_bytes());
                 out.extend(memory.receives.to_le_bytes());
             }
+            Self::Taken => out.push(5),
         }
         out
     }
@@ -103,6 +117,7 @@ impl Message {
                     fabric,
                     has_manager: flags & 1 != 0,
                     strict: flags & 2 != 0,
+                    needs_manager: flags & 4 != 0,
                     ip: match ip_version {
                         4 => ip.to_ipv4_mapped().map(IpAddr::V4),
                         6 => Some(IpAddr::V6(ip)),
@@ -126,6 +141,7 @@ impl Message {
                 control: (rest.u64()?, rest.u32()?),
                 receives: rest.u32()?,
             }),
+            5 => Self::Taken,
             _ => return None,
         };
         rest.0.is_empty().then_some(message)
@@ -157,35 +173,28 @@ impl Fields<'_> {
 /// The stream while it carries messages, and afterwards, when its end says that the peer has died.
 #[derive(Debug)]
 pub(super) struct Exchange {
-    stream: TcpStream,
-    session: Session,
-    opener: Opener,
+    met: Met,
     out: Vec<u8>,
 }
 
 impl Exchange {
     pub(super) fn new(met: Met) -> Self {
-        Self {
-            opener: met.session.opener(),
-            stream: met.stream,
-            session: met.session,
-            out: Vec::new(),
-        }
+        Self { met, out: Vec::new() }
     }
 
     /// Whether this side has called the other.
     pub(super) fn is_caller(&self) -> bool {
-        self.session.role() == Role::Initiator
+        self.met.session.role() == Role::Initiator
     }
 
     /// The peer's address on the stream.
     pub(super) fn peer_ip(&self) -> Option<IpAddr> {
-        self.stream.peer_addr().ok().map(|address| address.ip())
+        self.met.stream.peer_addr().ok().map(|address| address.ip())
     }
 
     /// Sends a message as far as the stream takes it.
     pub(super) fn send(&mut self, message: &Message) -> Result<(), String> {
-        if let Some(sealed) = self.session.seal(&message.encode()) {
+        if let Some(sealed) = self.met.session.seal(&message.encode()) {
             self.out.extend(sealed);
         }
         self.flush()
@@ -193,7 +202,7 @@ impl Exchange {
 
     pub(super) fn flush(&mut self) -> Result<(), String> {
         while !self.out.is_empty() {
-            match self.stream.write(&self.out) {
+            match self.met.stream.write(&self.out) {
                 Ok(n) => drop(self.out.drain(..n)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -205,7 +214,7 @@ impl Exchange {
 
     /// The next message, if it is there.
     pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
-        match self.opener.next(&mut self.stream) {
+        match self.met.opener.next(&mut self.met.stream) {
             Ok(None) => Ok(None),
             Ok(Some(content)) => match Message::decode(&content) {
                 Some(message) => Ok(Some(message)),
@@ -220,7 +229,7 @@ impl Exchange {
 
     /// Whether the stream still stands, now that nothing more is said.
     pub(super) fn is_alive(&mut self) -> Result<(), String> {
-        match self.stream.read(&mut [0; 1]) {
+        match self.met.stream.read(&mut [0; 1]) {
             Ok(0) => Err("the peer has closed the connection".to_owned()),
             Ok(_) => Err("the peer says something though all is said".to_owned()),
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(()),
@@ -231,6 +240,6 @@ impl Exchange {
 
 impl AsFd for Exchange {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.met.stream.as_fd()
     }
 }

@@ -1,4 +1,4 @@
-//! From a peer that has proved itself to a connection: hellos, the queue pair, and where memory lies.
+//! From a peer that has been met to a connection: whether both fit, the queue pair, and where memory lies.
 
 use std::{
     net::IpAddr,
@@ -23,8 +23,6 @@ const PATIENCE: Duration = Duration::from_secs(8);
 /// How far the queue pair is.
 #[derive(Debug)]
 enum Stage {
-    /// The peer has not said what it is.
-    Hello,
     /// It is to say where it can be called.
     Offer { ip: Option<IpAddr> },
     /// rdma_cm is at work.
@@ -64,28 +62,42 @@ pub(super) struct Joined {
 }
 
 impl Joining {
-    /// Begins with a hello.
+    /// Begins with a peer that has said `hello` and was told [`own_hello`].
     pub(super) fn new(
-        mut exchange: Exchange,
+        exchange: Exchange,
+        hello: &Hello,
         device: &Device,
         options: &RdmaOptions,
         mtu: u32,
-    ) -> Result<Self, String> {
-        let port = device.adapter.port();
-        exchange.send(&Message::Hello(Hello {
-            version: VERSION,
-            fabric: port.fabric as u8,
-            has_manager: device.adapter.has_manager() && options.manager != Manager::Never,
-            strict: options.strict,
-            ip: port.ip,
-        }))?;
-        Ok(Self {
+    ) -> Result<Self, Trouble> {
+        let manager = fit(hello, device, options).map_err(Trouble::Final)?;
+        let mut joining = Self {
             exchange,
-            stage: Stage::Hello,
+            stage: Stage::Offer { ip: hello.ip },
             memory: None,
             deadline: Instant::now() + PATIENCE,
             mtu,
-        })
+        };
+        let wish = device.wish(options, mtu);
+        match (manager, joining.exchange.is_caller()) {
+            (true, true) => {}
+            (true, false) => {
+                let token = token().map_err(Trouble::Passing)?;
+                let meeting = device.adapter.listen(&wish, token, prepare(device));
+                let meeting = meeting.map_err(passing)?;
+                let port = meeting.port();
+                joining.say(&Message::Offer { port, token })?;
+                joining.stage = Stage::Meeting(meeting);
+            }
+            (false, _) => {
+                let queue = device.adapter.queue(&wish).map_err(passing)?;
+                let posted = device.buffers.post_all(&*queue);
+                posted.map_err(|e| Trouble::Passing(format!("no receives can be posted: {e}")))?;
+                joining.say(&Message::Queue(queue.address()))?;
+                joining.stage = Stage::Queue(queue);
+            }
+        }
+        Ok(joining)
     }
 
     /// Goes on without blocking.
@@ -123,7 +135,6 @@ impl Joining {
 
     fn stage_name(&self) -> &'static str {
         match self.stage {
-            Stage::Hello => "the peer's greeting",
             Stage::Offer { .. } => "the peer's offer",
             Stage::Meeting(_) => "rdma_cm",
             Stage::Queue(_) => "the peer's queue pair",
@@ -133,7 +144,6 @@ impl Joining {
 
     fn hear(&mut self, message: Message, device: &Device, options: &RdmaOptions) -> Result<(), Trouble> {
         match (message, &self.stage) {
-            (Message::Hello(hello), Stage::Hello) => self.hello(&hello, device, options),
             (Message::Offer { port, token }, Stage::Offer { ip }) => {
                 let Some(ip) = ip.or(self.exchange.peer_ip()) else {
                     return Err(Trouble::Passing("the peer has no address to call".to_owned()));
@@ -165,64 +175,6 @@ impl Joining {
         }
     }
 
-    fn hello(&mut self, peer: &Hello, device: &Device, options: &RdmaOptions) -> Result<(), Trouble> {
-        let adapter = &device.adapter;
-        let port = adapter.port();
-        let mismatch = |what: &str, ours: String, theirs: String| {
-            Err(Trouble::Final(failed(
-                "rdma-mismatch",
-                7,
-                format!("{what}: this side {ours}, the peer {theirs}; both ends must have the same"),
-            )))
-        };
-        if peer.version != VERSION {
-            return mismatch(
-                "version of the exchange before RDMA",
-                VERSION.to_string(),
-                peer.version.to_string(),
-            );
-        }
-        if peer.fabric() != Some(port.fabric) {
-            let theirs = peer.fabric().map_or("something unknown", Fabric::name);
-            return mismatch("kind of wire", port.fabric.name().to_owned(), theirs.to_owned());
-        }
-        if peer.strict != options.strict {
-            let name = |strict| if strict { "strict" } else { "by check" };
-            return mismatch(
-                "completion of messages",
-                name(options.strict).to_owned(),
-                name(peer.strict).to_owned(),
-            );
-        }
-        let manager = adapter.has_manager() && peer.has_manager && options.manager != Manager::Never;
-        if !manager && (options.manager == Manager::Only || port.fabric == Fabric::Iwarp) {
-            return Err(Trouble::Final(failed(
-                "rdma-no-manager",
-                3,
-                "rdma_cm is needed and not both sides have it (librdmacm.so.1, the module rdma_ucm and /dev/infiniband/rdma_cm)",
-            )));
-        }
-        let wish = device.wish(options, self.mtu);
-        self.stage = match (manager, self.exchange.is_caller()) {
-            (true, true) => Stage::Offer { ip: peer.ip },
-            (true, false) => {
-                let token = token().map_err(Trouble::Passing)?;
-                let meeting = adapter.listen(&wish, token, prepare(device)).map_err(passing)?;
-                let port = meeting.port();
-                self.say(&Message::Offer { port, token })?;
-                Stage::Meeting(meeting)
-            }
-            (false, _) => {
-                let queue = adapter.queue(&wish).map_err(passing)?;
-                let posted = device.buffers.post_all(&*queue);
-                posted.map_err(|e| Trouble::Passing(format!("no receives can be posted: {e}")))?;
-                self.say(&Message::Queue(queue.address()))?;
-                Stage::Queue(queue)
-            }
-        };
-        Ok(())
-    }
-
     /// The queue pair is connected: now the peer may know where memory lies.
     fn connected(&mut self, queue: Arc<dyn Queue>, device: &Device) -> Result<(), Trouble> {
         self.say(&Message::Memory(device.told()))?;
@@ -242,6 +194,60 @@ impl Joining {
         }
         all
     }
+}
+
+/// What this side says of itself.
+pub(super) fn own_hello(device: &Device, options: &RdmaOptions) -> Hello {
+    let port = device.adapter.port();
+    Hello {
+        version: VERSION,
+        fabric: port.fabric as u8,
+        has_manager: device.adapter.has_manager() && options.manager != Manager::Never,
+        strict: options.strict,
+        needs_manager: options.manager == Manager::Only || port.fabric == Fabric::Iwarp,
+        ip: port.ip,
+    }
+}
+
+/// Whether the two sides fit, and if so whether rdma_cm connects them. Both find the same.
+fn fit(peer: &Hello, device: &Device, options: &RdmaOptions) -> Result<bool, LinkError> {
+    let own = own_hello(device, options);
+    let mismatch = |what: &str, ours: String, theirs: String| {
+        Err(failed(
+            "rdma-mismatch",
+            7,
+            format!("{what}: this side {ours}, the peer {theirs}; both ends must have the same"),
+        ))
+    };
+    if peer.version != VERSION {
+        return mismatch(
+            "version of the exchange before RDMA",
+            VERSION.to_string(),
+            peer.version.to_string(),
+        );
+    }
+    let fabric = device.adapter.port().fabric;
+    if peer.fabric() != Some(fabric) {
+        let theirs = peer.fabric().map_or("something unknown", Fabric::name);
+        return mismatch("kind of wire", fabric.name().to_owned(), theirs.to_owned());
+    }
+    if peer.strict != own.strict {
+        let name = |strict| if strict { "strict" } else { "by check" };
+        return mismatch(
+            "completion of messages",
+            name(own.strict).to_owned(),
+            name(peer.strict).to_owned(),
+        );
+    }
+    let manager = own.has_manager && peer.has_manager;
+    if !manager && (own.needs_manager || peer.needs_manager) {
+        return Err(failed(
+            "rdma-no-manager",
+            3,
+            "rdma_cm is needed and not both sides have it (librdmacm.so.1, the module rdma_ucm and /dev/infiniband/rdma_cm)",
+        ));
+    }
+    Ok(manager)
 }
 
 fn passing(e: LinkError) -> Trouble {

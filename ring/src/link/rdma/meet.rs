@@ -1,280 +1,180 @@
-//! How the two sides find each other before RDMA can be used: over TCP, with proof of the shared secret.
-//!
-//! At an address of this machine the first side listens and the other calls; at one of another machine this side calls, again
-//! and again until somebody listens. Whoever has not proved itself costs a place in a short queue for a moment, and nothing
-//! that it sends is looked at but the proof.
+//! From meeting a peer to a connection with it.
 
-use std::{
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::{Duration, Instant},
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Connected, DEPTH_LEAST, RdmaLink,
+    error::failed,
+    exchange::{Exchange, Hello, Message},
+    joining::{Joined, Joining, Trouble, own_hello},
+    named,
+    receive::GREETING,
+    send::{Parts, Wire},
 };
-
-use rustix::{io::Errno, net::sockopt};
-
 use crate::link::{
     LinkError,
-    auth::{AuthError, Handshake, Purpose, Role, Secret, Session},
-    meet::{Place, socket},
+    meet::{Arrival, Guest, Met},
 };
 
-/// Connections that may be proving themselves at a time.
-const CROWD: usize = 8;
-/// Time that one may take for it.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Pause after a call that found nobody.
-const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// How long a caller is told that there is a peer already before it gives up. Joining one may take the other side eight
+/// seconds, and noticing that one has died less.
+const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
 
-/// A stream to a peer that has proved itself.
-#[derive(Debug)]
-pub(super) struct Met {
-    pub(super) stream: TcpStream,
-    pub(super) session: Session,
-}
-
-/// A stream that is proving itself.
-#[derive(Debug)]
-struct Guest {
-    stream: TcpStream,
-    handshake: Handshake,
-    since: Instant,
-}
-
-#[derive(Debug)]
-enum State {
-    /// Neither listens nor calls.
-    Seeking,
-    Connecting(OwnedFd, Instant),
-    Proving(Guest),
-    /// Has called and been heard.
-    Called,
-    Listening(OwnedFd, Vec<Guest>),
-}
-
-/// What was turned away while meeting.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MeetCounts {
-    /// Connections that could not prove themselves or said something else.
-    pub refused: u64,
-    /// Connections closed at once because too many were proving themselves.
-    pub crowded: u64,
-}
-
-/// The meeting place.
-#[derive(Debug)]
-pub(super) struct Meet {
-    place: Place,
-    /// Whether one of its addresses is of this machine.
-    local: bool,
-    state: State,
-    not_before: Option<Instant>,
-    counts: MeetCounts,
-}
-
-impl Meet {
-    /// Finds the host's addresses. Without a secret only the loopback will do.
-    pub(super) fn new(host: &str, port: u16, secret: &Secret) -> Result<Self, LinkError> {
-        let place = Place::new(Purpose::Rdma, host.trim_matches(['[', ']']), port, secret, None)?;
-        Ok(Self {
-            local: place.targets.iter().any(|address| is_own(address.ip())),
-            place,
-            state: State::Seeking,
-            not_before: None,
-            counts: MeetCounts::default(),
-        })
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.place.address
-    }
-
-    pub(super) fn counts(&self) -> MeetCounts {
-        self.counts
-    }
-
-    /// The address of this machine that the peer is met by: what the device should have too.
-    pub(super) fn own_address(&self) -> Option<IpAddr> {
-        let address = self.place.targets.first()?;
-        if self.local {
-            return (!address.ip().is_unspecified()).then_some(address.ip());
+impl RdmaLink {
+    /// Meets peers: takes one on if there is none yet, and tells others so.
+    pub(super) fn meet(&mut self) -> Result<(), LinkError> {
+        let Some(device) = &self.device else { return Ok(()) };
+        let hello = Message::Hello(own_hello(device, &self.options)).encode();
+        for arrival in self.meeting.poll(&hello)? {
+            match arrival {
+                Arrival::Guest(guest, said) => self.welcome(guest, &said, &hello),
+                Arrival::Host(met, said) => self.called(met, &said)?,
+            }
         }
-        // Nothing is sent: the kernel says which address a packet would leave by.
-        let any: IpAddr = match address {
-            SocketAddr::V4(_) => IpAddr::from([0; 4]),
-            SocketAddr::V6(_) => IpAddr::from([0; 16]),
+        if let Some(why) = self.meeting.news_of_strangers() {
+            self.tell_transport("strangers", why);
+        }
+        Ok(())
+    }
+
+    /// Answers somebody who knows the secret and came here. Whoever does not fit is the one to give up.
+    fn welcome(&mut self, guest: Guest, said: &[u8], hello: &[u8]) {
+        if self.joining.is_some() || self.connected.is_some() {
+            self.meeting.count_taken();
+            let _ = guest.answer(&Message::Taken.encode());
+            return;
+        }
+        let Some(Message::Hello(theirs)) = Message::decode(said) else {
+            return self.give_up("the peer does not greet".to_owned());
         };
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect(address).ok()?;
-        socket.local_addr().ok().map(|own| own.ip())
-    }
-
-    /// The connection of the moment has ended: whoever called calls again.
-    pub(super) fn over(&mut self) {
-        if !matches!(self.state, State::Listening(..)) {
-            self.pause();
+        // It is answered even if it does not fit, so that it can say in what.
+        let Some(met) = guest.answer(hello) else { return };
+        match self.begin(met, &theirs) {
+            Ok(()) => {}
+            Err(Trouble::Passing(why)) => self.give_up(why),
+            Err(Trouble::Final(e)) => self.give_up(e.what),
         }
     }
 
-    fn pause(&mut self) {
-        self.state = State::Seeking;
-        self.not_before = Some(Instant::now() + RETRY_PAUSE);
-    }
-
-    /// Goes on without blocking. `taken`: there is a peer already. Errors are final: the peer is there, and not one to be
-    /// had.
-    pub(super) fn poll(&mut self, taken: bool) -> Result<Option<Met>, LinkError> {
-        if self.not_before.is_some_and(|t| Instant::now() < t) {
-            return Ok(None);
-        }
-        self.not_before = None;
-        match &mut self.state {
-            State::Listening(..) => Ok(self.hear(taken)),
-            _ if taken => Ok(None),
-            State::Seeking | State::Called => self.seek().map(|()| None),
-            State::Connecting(..) => self.connecting().map(|()| None),
-            State::Proving(_) => self.prove(),
-        }
-    }
-
-    fn seek(&mut self) -> Result<(), LinkError> {
-        for target in self.place.targets.iter().filter(|_| self.local) {
-            match socket::listen(target) {
-                Ok(listener) => {
-                    self.state = State::Listening(listener, Vec::new());
+    /// Takes up the answer of the side that was called.
+    fn called(&mut self, met: Met, said: &[u8]) -> Result<(), LinkError> {
+        let trouble = match Message::decode(said) {
+            Some(Message::Hello(theirs)) => match self.begin(met, &theirs) {
+                Ok(()) => return Ok(()),
+                Err(trouble) => trouble,
+            },
+            Some(Message::Taken) => {
+                if self.meeting.again_if_taken(TAKEN_PATIENCE) {
                     return Ok(());
                 }
-                Err(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => {}
-                Err(e) => return Err(socket::error(&self.place.address, "listening", e)),
+                Trouble::Final(failed(
+                    "rdma-taken",
+                    6,
+                    "two have met there and a link has two ends; use another port or end one of them",
+                ))
             }
+            _ => Trouble::Final(failed(
+                "rdma-mismatch",
+                7,
+                "the peer does not greet: build both from the same release",
+            )),
+        };
+        match trouble {
+            Trouble::Passing(why) => {
+                self.give_up(why);
+                Ok(())
+            }
+            Trouble::Final(e) => Err(named(self.meeting.address(), e)),
         }
-        let to = self.place.targets.first().copied().map(reachable);
-        match to.map(|to| socket::connect(&to)) {
-            Some(Ok(fd)) => self.state = State::Connecting(fd, Instant::now()),
-            _ => self.pause(),
-        }
+    }
+
+    fn begin(&mut self, met: Met, theirs: &Hello) -> Result<(), Trouble> {
+        let Some(device) = &self.device else { return Ok(()) };
+        // Before the peer can know where anything is.
+        self.own.clear_control();
+        self.inbox.forget_rings();
+        let exchange = Exchange::new(met);
+        self.joining = Some(Joining::new(exchange, theirs, device, &self.options, self.mtu)?);
         Ok(())
     }
 
-    fn connecting(&mut self) -> Result<(), LinkError> {
-        let State::Connecting(fd, since) = std::mem::replace(&mut self.state, State::Seeking) else {
+    /// Goes on with a connection that is being made.
+    pub(super) fn join(&mut self) -> Result<(), LinkError> {
+        let (Some(joining), Some(device)) = (self.joining.take(), &self.device) else {
             return Ok(());
         };
-        let refused = sockopt::socket_error(&fd).is_ok_and(|result| result.is_err());
-        if refused || since.elapsed() > PATIENCE {
-            self.pause();
-        } else if !socket::is_writable(&fd) {
-            self.state = State::Connecting(fd, since);
-        } else {
-            let stream = TcpStream::from(fd);
-            if socket::is_itself(&stream) {
-                self.pause();
-            } else {
-                let guest = self.guest(stream, Role::Initiator);
-                self.state = guest.map_or(State::Seeking, State::Proving);
+        match joining.poll(device, &self.options) {
+            Ok(Err(joining)) => self.joining = Some(joining),
+            Ok(Ok(joined)) => {
+                if let Err(why) = self.connect(joined) {
+                    self.give_up(why);
+                }
             }
+            Err(Trouble::Final(e)) => return Err(named(self.meeting.address(), e)),
+            Err(Trouble::Passing(why)) => self.give_up(why),
         }
         Ok(())
     }
 
-    fn guest(&self, stream: TcpStream, role: Role) -> Option<Guest> {
-        socket::prepare(&stream, self.place.busy_poll).ok()?;
-        Some(Guest {
-            handshake: Handshake::new(role, self.place.purpose, &self.place.secret).ok()?,
-            stream,
-            since: Instant::now(),
-        })
-    }
-
-    fn prove(&mut self) -> Result<Option<Met>, LinkError> {
-        let State::Proving(mut guest) = std::mem::replace(&mut self.state, State::Called) else {
-            return Ok(None);
-        };
-        match guest.handshake.drive(&mut guest.stream) {
-            Ok(Some(session)) => Ok(Some(Met {
-                stream: guest.stream,
-                session,
-            })),
-            Ok(None) if guest.since.elapsed() < PATIENCE => {
-                self.state = State::Proving(guest);
-                Ok(None)
-            }
-            // Another caller may have been faster, or the peer is just going.
-            Ok(None) | Err(AuthError::Stream { .. } | AuthError::Malformed(_)) => {
-                self.pause();
-                Ok(None)
-            }
-            Err(e) => Err(e.into_link_error(&self.place.address)),
+    /// A connection did not come about; another is tried.
+    fn give_up(&mut self, why: String) {
+        self.inbox.detach();
+        self.connected = None;
+        self.meeting.again();
+        if self.last_trouble.as_ref() != Some(&why) {
+            self.tell_transport("rdma-not-connected", why.clone());
+            self.last_trouble = Some(why);
         }
     }
 
-    fn hear(&mut self, taken: bool) -> Option<Met> {
-        let State::Listening(listener, guests) = &mut self.state else {
-            return None;
-        };
-        let mut new = Vec::new();
-        while new.len() < CROWD
-            && let Ok(Some(stream)) = socket::accept(listener)
-        {
-            new.push(stream);
+    fn connect(&mut self, joined: Joined) -> Result<(), String> {
+        let Joined {
+            exchange,
+            queue,
+            remote,
+        } = joined;
+        let Some(device) = &self.device else { return Ok(()) };
+        let mirror = device.mirror(&self.options).map_err(|e| e.what)?;
+        let wire = Arc::new(Wire::new(Parts {
+            queue: Arc::clone(&queue),
+            mirror,
+            remote,
+            control: self.own.control(),
+            immediate: device.adapter.port().fabric.has_immediate(),
+            strict: self.options.strict,
+            depth: self.options.depth,
+            inline: self.options.inline_bytes,
+        }));
+        if queue.granted().depth < DEPTH_LEAST {
+            let depth = queue.granted().depth;
+            return Err(format!(
+                "the device takes {depth} requests, and {DEPTH_LEAST} are needed"
+            ));
         }
-        let mut waiting = std::mem::take(guests);
-        for stream in new {
-            match waiting.len() < CROWD {
-                true => waiting.extend(self.guest(stream, Role::Responder)),
-                false => self.counts.crowded += 1,
-            }
+        if wire.inline < ntb_mem::line::LINE_BYTES {
+            return Err(format!(
+                "the device carries {} bytes in a request, and a line has 64",
+                wire.inline
+            ));
         }
-        let (mut met, mut kept) = (None, Vec::new());
-        for mut guest in waiting {
-            match guest.handshake.drive(&mut guest.stream) {
-                Ok(Some(session)) if met.is_none() && !taken => {
-                    met = Some(Met {
-                        stream: guest.stream,
-                        session,
-                    });
-                }
-                Ok(Some(_)) => {} // it has a peer
-                Ok(None) if guest.since.elapsed() < PATIENCE => kept.push(guest),
-                Ok(None) | Err(_) => self.counts.refused += 1,
-            }
+        self.inbox
+            .attach(
+                Arc::clone(&queue),
+                Arc::clone(&wire),
+                device.buffers.clone(),
+                self.own.runs(),
+            )
+            .map_err(|e| format!("completions cannot be waited for: {e}"))?;
+        if exchange.is_caller() {
+            wire.ring(GREETING);
         }
-        if let State::Listening(_, guests) = &mut self.state {
-            *guests = kept;
-        }
-        met
-    }
-
-    /// What wakes this side, besides time.
-    pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        match &self.state {
-            State::Seeking | State::Called => Vec::new(),
-            State::Connecting(..) => Vec::new(), // becomes writable, which is not waited for
-            State::Proving(guest) => vec![guest.stream.as_fd()],
-            State::Listening(listener, guests) => {
-                let guests = guests.iter().map(|guest| guest.stream.as_fd());
-                std::iter::once(listener.as_fd()).chain(guests).collect()
-            }
-        }
-    }
-
-    /// Whether this side has to look again soon without being woken.
-    pub(super) fn is_restless(&self) -> bool {
-        !matches!(self.state, State::Listening(..) | State::Called)
-    }
-}
-
-/// Whether an address is this machine's: only those can be bound.
-fn is_own(ip: IpAddr) -> bool {
-    ip.is_loopback() || ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok()
-}
-
-/// Where to call a side that listens at any address.
-fn reachable(address: SocketAddr) -> SocketAddr {
-    match address {
-        SocketAddr::V4(a) if a.ip().is_unspecified() => SocketAddr::from(([127, 0, 0, 1], a.port())),
-        SocketAddr::V6(a) if a.ip().is_unspecified() => {
-            SocketAddr::from(([0, 0, 0, 0, 0, 0, 0, 1], a.port()))
-        }
-        other => other,
+        self.last_trouble = None;
+        self.connected = Some(Connected {
+            wire,
+            mtu: device.wish(&self.options, self.mtu).mtu,
+            queue,
+            exchange,
+        });
+        Ok(())
     }
 }

@@ -68,32 +68,30 @@ use std::{
 };
 
 use ntb_mem::region::View;
+use rustix::event::PollFlags;
 
 use super::{
     DOORBELLS, Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkKind, LinkState, LinkStatus, Registers,
-    auth::Secret,
-    doorbell::sleep_on,
+    auth::{Purpose, Secret},
+    doorbell::sleep_on_any,
     ends::NO_REGISTERS,
     engine::{Engine, Order},
+    meet::{Counts, Meeting, Place},
 };
 pub use account::SendCounts;
 use device::{Device, Own};
 use engine::RdmaEngine;
 use error::failed;
 use exchange::Exchange;
-use joining::{Joined, Joining, Trouble};
-use meet::Meet;
-pub use meet::MeetCounts;
+use joining::Joining;
 pub use options::{Manager, RdmaOptions};
 use pump::Pump;
-use receive::{GREETING, Inbox};
-use send::{Parts, Wire};
+use receive::Inbox;
+use send::Wire;
 pub use sys::{Found, probe};
 pub use verbs::{Fabric, Memory, Port};
 use verbs::{Notice, Open, Queue, RETRY_EXHAUSTED};
 
-/// Longest sleep while nothing can wake this side that would be news to it.
-const RESTLESS_PAUSE: Duration = Duration::from_millis(5);
 /// Pause between two attempts to open a device that has gone, and to look at a port that is down.
 const DEVICE_PAUSE: Duration = Duration::from_millis(100);
 /// Most events kept for a caller that does not fetch them.
@@ -125,7 +123,7 @@ pub struct RdmaLink {
     own: Own,
     inbox: Arc<Inbox>,
     doorbells: [Doorbell; DOORBELLS as usize],
-    meet: Meet,
+    meeting: Meeting,
     options: RdmaOptions,
     /// Largest packet that has not been seen to fail.
     mtu: u32,
@@ -170,15 +168,15 @@ impl RdmaLink {
     /// Opens this side of the link that meets at `host` and `port`: finds the device, allocates the memory and registers it.
     /// The peer is met in [`Link::poll`].
     pub fn open(host: &str, port: u16, secret: &Secret, options: &RdmaOptions) -> Result<Self, LinkError> {
-        let meet = Meet::new(host, port, secret)?;
-        let wanted = meet.own_address();
+        let place = Place::new(Purpose::Rdma, host.trim_matches(['[', ']']), port, secret, None)?;
+        let wanted = place.own_address();
         let choice = options.clone();
-        let named_after = meet.name().to_owned();
-        Self::over(meet, options, Box::new(move || sys::open(&choice, wanted)))
+        let named_after = place.address.clone();
+        Self::over(place, options, Box::new(move || sys::open(&choice, wanted)))
             .map_err(|e| named(&named_after, e))
     }
 
-    fn over(meet: Meet, options: &RdmaOptions, mut open: Open) -> Result<Self, LinkError> {
+    fn over(place: Place, options: &RdmaOptions, mut open: Open) -> Result<Self, LinkError> {
         check(options)?;
         let own = Own::new(options)?;
         let device = Device::new(open()?, &own)?;
@@ -204,7 +202,7 @@ impl RdmaLink {
             own,
             inbox,
             doorbells,
-            meet,
+            meeting: Meeting::new(place),
             options: options.clone(),
             mtu: MTU_MOST,
             look_again: None,
@@ -229,8 +227,8 @@ impl RdmaLink {
     }
 
     /// Who was turned away so far.
-    pub fn meet_counts(&self) -> MeetCounts {
-        self.meet.counts()
+    pub fn meet_counts(&self) -> Counts {
+        self.meeting.counts()
     }
 
     /// Registers further memory with the link's device, such as that of a GPU, for the peer to write to where `remote`.
@@ -268,7 +266,7 @@ impl RdmaLink {
         if let Some(connected) = self.connected.take() {
             connected.wire.end();
         }
-        self.meet.over();
+        self.meeting.again();
         if was_set {
             self.losses += 1;
             self.tell_transport(name, why);
@@ -361,103 +359,6 @@ impl RdmaLink {
         }
         self.lose(name, why);
     }
-
-    /// Goes on with a connection that is being made.
-    fn join(&mut self) -> Result<(), LinkError> {
-        let (Some(joining), Some(device)) = (self.joining.take(), &self.device) else {
-            return Ok(());
-        };
-        match joining.poll(device, &self.options) {
-            Ok(Err(joining)) => self.joining = Some(joining),
-            Ok(Ok(joined)) => {
-                if let Err(why) = self.connect(joined) {
-                    self.give_up(why);
-                }
-            }
-            Err(Trouble::Final(e)) => return Err(named(self.meet.name(), e)),
-            Err(Trouble::Passing(why)) => self.give_up(why),
-        }
-        Ok(())
-    }
-
-    /// A connection did not come about; another is tried.
-    fn give_up(&mut self, why: String) {
-        self.inbox.detach();
-        self.connected = None;
-        self.meet.over();
-        if self.last_trouble.as_ref() != Some(&why) {
-            self.tell_transport("rdma-not-connected", why.clone());
-            self.last_trouble = Some(why);
-        }
-    }
-
-    fn connect(&mut self, joined: Joined) -> Result<(), String> {
-        let Joined {
-            exchange,
-            queue,
-            remote,
-        } = joined;
-        let Some(device) = &self.device else { return Ok(()) };
-        let mirror = device.mirror(&self.options).map_err(|e| e.what)?;
-        let wire = Arc::new(Wire::new(Parts {
-            queue: Arc::clone(&queue),
-            mirror,
-            remote,
-            control: self.own.control(),
-            immediate: device.adapter.port().fabric.has_immediate(),
-            strict: self.options.strict,
-            depth: self.options.depth,
-            inline: self.options.inline_bytes,
-        }));
-        if queue.granted().depth < DEPTH_LEAST {
-            let depth = queue.granted().depth;
-            return Err(format!(
-                "the device takes {depth} requests, and {DEPTH_LEAST} are needed"
-            ));
-        }
-        if wire.inline < ntb_mem::line::LINE_BYTES {
-            return Err(format!(
-                "the device carries {} bytes in a request, and a line has 64",
-                wire.inline
-            ));
-        }
-        self.inbox
-            .attach(
-                Arc::clone(&queue),
-                Arc::clone(&wire),
-                device.buffers.clone(),
-                self.own.runs(),
-            )
-            .map_err(|e| format!("completions cannot be waited for: {e}"))?;
-        if exchange.is_caller() {
-            wire.ring(GREETING);
-        }
-        self.last_trouble = None;
-        self.connected = Some(Connected {
-            wire,
-            mtu: device.wish(&self.options, self.mtu).mtu,
-            queue,
-            exchange,
-        });
-        Ok(())
-    }
-
-    /// Meets a peer.
-    fn meet(&mut self) -> Result<(), LinkError> {
-        let taken = self.joining.is_some() || self.connected.is_some();
-        let Some(met) = self.meet.poll(taken)? else {
-            return Ok(());
-        };
-        let Some(device) = &self.device else { return Ok(()) };
-        // Before the peer can know where anything is.
-        self.own.clear_control();
-        self.inbox.forget_rings();
-        match Joining::new(Exchange::new(met), device, &self.options, self.mtu) {
-            Ok(joining) => self.joining = Some(joining),
-            Err(why) => self.give_up(why),
-        }
-        Ok(())
-    }
 }
 
 fn named(name: &str, mut e: LinkError) -> LinkError {
@@ -489,7 +390,7 @@ impl Link for RdmaLink {
     fn facts(&self) -> LinkFacts {
         LinkFacts {
             kind: LinkKind::Rdma,
-            address: self.meet.name().to_owned(),
+            address: self.meeting.address().to_owned(),
             page_bytes: self.own.window().page_bytes(),
             engine: match self.options.strict {
                 true => "rdma-strict",
@@ -526,19 +427,20 @@ impl Link for RdmaLink {
         let [bell, ..] = &self.doorbells;
         let mut fds = vec![bell.as_fd()];
         fds.extend(self.device.as_ref().map(|d| d.adapter.notices()));
-        fds.extend(self.meet.descriptors());
         fds.extend(self.joining.iter().flat_map(Joining::descriptors));
         if let Some(connected) = &self.connected {
             fds.push(connected.exchange.as_fd());
             fds.extend(connected.queue.news());
         }
-        let idle = self.connected.is_none() && (self.device.is_none() || self.meet.is_restless());
-        let timeout = if idle {
-            timeout.min(RESTLESS_PAUSE)
+        let mut fds: Vec<_> = fds.into_iter().map(|fd| (fd, PollFlags::IN)).collect();
+        let timeout = if self.device.is_some() && self.usable {
+            let (meeting, limit) = self.meeting.wakers();
+            fds.extend(meeting);
+            limit.map_or(timeout, |limit| timeout.min(limit))
         } else {
-            timeout
+            timeout.min(DEVICE_PAUSE) // nobody is heard out without a device
         };
-        if sleep_on(&fds, timeout) {
+        if sleep_on_any(&fds, timeout) {
             bell.take();
         }
     }

@@ -28,7 +28,7 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     net::TcpStream,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -37,17 +37,14 @@ use ntb_mem::{
     line::LINE_BYTES,
     region::{Pages, Region, View},
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec},
-    io::Errno,
-};
+use rustix::{event::PollFlags, io::Errno};
 
 pub use super::meet::Counts;
 use super::{
     DOORBELLS, Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkKind, LinkState, LinkStatus, Pump,
     Registers,
     auth::{Purpose, Secret},
-    doorbell::{Hub, take_event},
+    doorbell::{Hub, sleep_on_any, take_event},
     ends::{NO_REGISTERS, WINDOW_BYTES, WINDOW_MAX, memory_error},
     engine::{Engine, Order},
     meet::{Arrival, Guest, Meeting, Place},
@@ -63,8 +60,6 @@ const REPLACEABLE: Duration = Duration::from_secs(2);
 const TAKEN_PATIENCE: Duration = Duration::from_secs(4);
 /// How often the service thread looks after a stream that receivers read.
 const LOOK: Duration = Duration::from_millis(2);
-/// Shortest time between two events about strangers.
-const STRANGERS_EVERY: Duration = Duration::from_secs(1);
 
 /// Parameters of a link over TCP. Each side has its own.
 #[derive(Clone, Debug)]
@@ -145,10 +140,7 @@ pub struct TcpLink {
     conn: Option<Arc<Conn>>,
     losses: u64,
     heard: Instant,
-    taken_since: Option<Instant>,
     events: VecDeque<LinkEvent>,
-    /// Strangers last told of, and when.
-    strangers: (u64, Instant),
     /// Receivers polled lately: they read the stream.
     polled: Cell<bool>,
 }
@@ -175,9 +167,7 @@ impl TcpLink {
             conn: None,
             losses: 0,
             heard: Instant::now(),
-            taken_since: None,
             events: VecDeque::new(),
-            strangers: (0, Instant::now()),
             polled: Cell::new(false),
         })
     }
@@ -232,7 +222,9 @@ impl TcpLink {
         let _ = self.own.arrivals.set(Some(&conn));
         self.conn = Some(conn);
         self.heard = Instant::now();
-        self.taken_since = None;
+        if let Some(meeting) = &mut self.meeting {
+            meeting.settled();
+        }
     }
 
     /// Notices the end of the peer.
@@ -297,8 +289,8 @@ impl TcpLink {
             self.lose(&Ended::ByUs); // its network has gone, and it has come anew
         }
         let answer = self.greeting().encode();
-        if let Some(stream) = guest.answer(&answer) {
-            self.connect(stream, theirs.window_bytes);
+        if let Some(met) = guest.answer(&answer) {
+            self.connect(met.stream, theirs.window_bytes);
         }
     }
 
@@ -307,11 +299,13 @@ impl TcpLink {
         match greeting::decode(said) {
             Ok(Message::Greeting(theirs)) => self.connect(stream, theirs.window_bytes),
             Ok(Message::Refusal(Reason::Taken)) => {
-                let since = *self.taken_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= TAKEN_PATIENCE {
+                if self
+                    .meeting
+                    .as_mut()
+                    .is_some_and(|m| !m.again_if_taken(TAKEN_PATIENCE))
+                {
                     return Err(greeting::refused(&self.address, Reason::Taken));
                 }
-                self.look_again();
             }
             Ok(Message::Refusal(reason)) => {
                 return Err(greeting::refused(&self.address, reason));
@@ -345,29 +339,11 @@ impl TcpLink {
                 fds.push((conn.fd(), flags));
             }
         }
-        if sleep_on(&fds, timeout) {
+        if sleep_on_any(&fds, timeout) {
             if let (Some(conn), false) = (&self.conn, self.polled.get()) {
                 conn.take_up(); // what woke this thread may be a ring
             }
             take_event(bell);
-        }
-    }
-
-    /// Says, not too often, that somebody without the secret was here.
-    fn tell_of_strangers(&mut self) {
-        let counts = self.counts();
-        let (told, when) = self.strangers;
-        let all = counts.strangers();
-        if all > told && (told == 0 || when.elapsed() >= STRANGERS_EVERY) {
-            self.strangers = (all, Instant::now());
-            self.event(
-                "strangers",
-                format!(
-                    "{} connections turned away; {} in all had another secret or none",
-                    all - told,
-                    counts.wrong_secret
-                ),
-            );
         }
     }
 }
@@ -407,10 +383,12 @@ impl Link for TcpLink {
         for arrival in arrivals {
             match arrival {
                 Arrival::Guest(guest, said) => self.welcome(guest, &said),
-                Arrival::Host(stream, said) => self.called(stream, &said)?,
+                Arrival::Host(met, said) => self.called(met.stream, &said)?,
             }
         }
-        self.tell_of_strangers();
+        if let Some(why) = self.meeting.as_mut().and_then(Meeting::news_of_strangers) {
+            self.event("strangers", why);
+        }
         Ok(self.status())
     }
 
@@ -463,17 +441,4 @@ impl Link for TcpLink {
         let conn = self.conn.as_ref()?;
         Some(Arc::clone(conn) as Arc<dyn Pump>)
     }
-}
-
-/// Sleeps until one of `fds` is ready or until `timeout`. True when one is.
-fn sleep_on(fds: &[(BorrowedFd<'_>, PollFlags)], timeout: Duration) -> bool {
-    let timeout = Timespec {
-        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    let mut fds: Vec<_> = fds
-        .iter()
-        .map(|(fd, flags)| PollFd::from_borrowed_fd(*fd, *flags))
-        .collect();
-    matches!(rustix::event::poll(&mut fds, Some(&timeout)), Ok(n) if n > 0)
 }

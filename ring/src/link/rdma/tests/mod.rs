@@ -6,10 +6,15 @@ mod trouble;
 use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use super::{
-    Meet, RdmaLink, RdmaOptions,
+    RdmaLink, RdmaOptions,
     model::{Behaviour, Model},
 };
-use crate::link::{Link, auth::Secret, conformance::Rig};
+use crate::link::{
+    Link,
+    auth::{Purpose, Secret},
+    conformance::Rig,
+    meet::Place,
+};
 
 /// Two ends over devices 1 and 2 of a model, met at a port of the loopback.
 pub(super) struct Ends {
@@ -48,11 +53,19 @@ impl Ends {
     }
 }
 
+pub(super) fn place(port: u16, secret: &Secret) -> Place {
+    Place::new(Purpose::Rdma, "127.0.0.1", port, secret, None).unwrap()
+}
+
 /// One end over a device of a model.
 pub(super) fn end(model: &Model, device: u32, port: u16, options: &RdmaOptions) -> RdmaLink {
-    let meet = Meet::new("127.0.0.1", port, &Secret::none()).unwrap();
     let model = model.clone();
-    RdmaLink::over(meet, options, Box::new(move || model.open(device))).unwrap()
+    RdmaLink::over(
+        place(port, &Secret::none()),
+        options,
+        Box::new(move || model.open(device)),
+    )
+    .unwrap()
 }
 
 impl Rig for Ends {

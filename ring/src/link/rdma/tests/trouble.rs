@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Ends, accounts::bring_up, end, options, shared};
+use super::{Ends, accounts::bring_up, end, options, place, shared};
 use crate::{
     channel::{self, Connection, SendFailure},
     link::{
@@ -10,7 +10,7 @@ use crate::{
         auth::Secret,
         conformance::{WATCHDOG, drive},
         rdma::{
-            Manager, Meet, RdmaLink, RdmaOptions,
+            Manager, RdmaLink, RdmaOptions,
             model::{Behaviour, Model},
             verbs::{Fabric, Memory},
         },
@@ -103,9 +103,13 @@ fn limits_are_explained() {
         memlock: 1 << 16,
         ..Behaviour::default()
     });
-    let meet = Meet::new("127.0.0.1", 1, &Secret::none()).unwrap();
     let opener = model.clone();
-    let e = RdmaLink::over(meet, &options(), Box::new(move || opener.open(1))).unwrap_err();
+    let e = RdmaLink::over(
+        place(1, &Secret::none()),
+        &options(),
+        Box::new(move || opener.open(1)),
+    )
+    .unwrap_err();
     assert_eq!((e.name, e.exit), ("rdma-memlock", 6));
     assert!(
         e.what.contains("bytes could not be registered") && e.what.contains("ulimit -l"),
@@ -151,9 +155,13 @@ fn options_that_cannot_be_are_refused() {
     ] {
         let mut options = options();
         change(&mut options);
-        let meet = Meet::new("127.0.0.1", 1, &Secret::none()).unwrap();
         let opener = model.clone();
-        let e = RdmaLink::over(meet, &options, Box::new(move || opener.open(1))).unwrap_err();
+        let e = RdmaLink::over(
+            place(1, &Secret::none()),
+            &options,
+            Box::new(move || opener.open(1)),
+        )
+        .unwrap_err();
         assert_eq!((e.name, e.exit), ("bad-option", 2), "{e}");
     }
 }
@@ -215,9 +223,13 @@ fn a_peer_without_the_secret_reaches_nothing() {
     let port = Ends::new(Behaviour::default(), &options()).port;
     let secret = |text: &[u8]| Secret::new(text).unwrap();
     let open = |device, secret: &Secret| {
-        let meet = Meet::new("127.0.0.1", port, secret).unwrap();
         let model = model.clone();
-        RdmaLink::over(meet, &options(), Box::new(move || model.open(device))).unwrap()
+        RdmaLink::over(
+            place(port, secret),
+            &options(),
+            Box::new(move || model.open(device)),
+        )
+        .unwrap()
     };
     let mut near = open(1, &secret(b"right"));
     near.poll().unwrap();
@@ -228,8 +240,8 @@ fn a_peer_without_the_secret_reaches_nothing() {
         assert_eq!(model.counts().writes + model.counts().messages, 0);
     }
     assert_eq!(near.poll().unwrap().state, LinkState::CableDown);
-    assert!(near.meet_counts().refused >= 2);
-    let e = Meet::new("192.0.2.1", port, &Secret::none()).unwrap_err();
+    assert!(near.meet_counts().wrong_secret >= 2);
+    let e = RdmaLink::open("192.0.2.1", port, &Secret::none(), &options()).unwrap_err();
     assert_eq!((e.name, e.exit), ("secret-needed", 6), "{e}");
 }
 
