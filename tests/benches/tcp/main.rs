@@ -4,7 +4,7 @@
 //! - *bare echo*: as many bytes each way with one `send` and one `recv` that find them, without waiting in the kernel.
 //! - *bare echo, blocking*: the same, asleep in `recv`; for comparison.
 //!
-//! `cargo bench -p ntb-tests --bench tcp -- [--quick] [--blocks N] [--json]`
+//! `cargo bench -p ntb-tests --bench tcp -- [--quick] [--blocks N] [--size BYTES] [--json]`
 
 #![allow(clippy::print_stdout, reason = "a benchmark prints")]
 
@@ -51,13 +51,13 @@ fn main() -> ExitCode {
         // `cargo bench` and `cargo test --benches` pass flags of their own.
         let has = |flag: &str| args.iter().any(|a| a == flag);
         let quick = has("--quick") || has("--test");
-        let blocks = args
-            .iter()
-            .position(|a| a == "--blocks")
-            .and_then(|i| args.get(i + 1))
-            .and_then(|n| n.parse().ok())
-            .unwrap_or(if quick { 3 } else { 15 });
-        run(blocks, if quick { 500 } else { 4000 }, has("--json"))
+        let number = |flag: &str| -> Option<usize> {
+            let at = args.iter().position(|a| a == flag)?;
+            args.get(at + 1)?.parse().ok()
+        };
+        let blocks = number("--blocks").unwrap_or(if quick { 3 } else { 15 });
+        let sizes = number("--size").map_or_else(|| SIZES.to_vec(), |size| vec![size]);
+        run(&sizes, blocks, if quick { 500 } else { 4000 }, has("--json"))
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -214,7 +214,7 @@ fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-fn run(blocks: usize, count: u64, json: bool) -> Result<()> {
+fn run(sizes: &[usize], blocks: usize, count: u64, json: bool) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let address = format!("tcp:127.0.0.1:{free}");
@@ -226,7 +226,7 @@ fn run(blocks: usize, count: u64, json: bool) -> Result<()> {
     let (bare, _) = listener.accept()?;
     let mut ends = Ends::open(&address, bare)?;
     let mut rows = Vec::new();
-    for size in SIZES {
+    for &size in sizes {
         let (mut link, mut bare, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         let mut blocking = Vec::new();
         ends.measure(What::Link, size, count)?;

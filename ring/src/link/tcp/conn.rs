@@ -3,7 +3,7 @@
 //! No thread stands between the stream and who waits for a message. Whoever polls, a receiver or the service thread,
 //! reads the stream itself and applies what came to this side's memory, under a lock that only one at a time takes and
 //! nobody waits for; whoever sends writes to it itself. While receivers poll, the service thread keeps away from
-//! the stream, so that a message does not wake a thread that has no part in it.
+//! the stream and sleepers are not watching it (`arrivals.rs`), so that a message does not wake who has no part in it.
 
 #![cfg_attr(
     not(test),
@@ -26,16 +26,15 @@ use std::{
 
 use ntb_mem::{line::LINE_BYTES, region::View};
 use rustix::{
-    event::epoll,
     io::Errno,
     net::{RecvFlags, SendFlags},
 };
 
-use super::frame::{self, BadFrame, Frame, PAYLOAD_MAX};
-use crate::link::{
-    Pump, Registers,
-    doorbell::{Hub, ring_event},
+use super::{
+    arrivals::Arrivals,
+    frame::{self, BadFrame, Frame, PAYLOAD_MAX},
 };
+use crate::link::{Pump, Registers, doorbell::ring_event};
 
 /// Bytes read in one go, and the room for a frame that is not all there yet.
 const READ_BYTES: usize = 4 * PAYLOAD_MAX;
@@ -61,50 +60,6 @@ pub(super) enum Ended {
     ByUs,
 }
 
-/// Where sleepers are woken by what arrives, whichever connection it arrives on.
-#[derive(Debug)]
-pub(super) struct Arrivals {
-    /// Readable when the connection of the moment is.
-    epoll: OwnedFd,
-    conn: Mutex<Option<Arc<Conn>>>,
-}
-
-impl Arrivals {
-    pub(super) fn new() -> Result<Self, Errno> {
-        Ok(Self {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            conn: Mutex::new(None),
-        })
-    }
-
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
-    }
-
-    /// Sets the connection of the moment.
-    pub(super) fn set(&self, conn: Option<&Arc<Conn>>) -> Result<(), Errno> {
-        *lock(&self.conn) = conn.cloned();
-        match conn {
-            Some(conn) => epoll::add(
-                &self.epoll,
-                &conn.stream,
-                epoll::EventData::new_u64(0),
-                epoll::EventFlags::IN,
-            ),
-            None => Ok(()),
-        }
-    }
-}
-
-impl Hub for Arrivals {
-    fn hand_out(&self) {
-        let conn = lock(&self.conn).clone();
-        if let Some(conn) = conn {
-            conn.take_up();
-        }
-    }
-}
-
 /// One connection. Engines outlive it and then store nothing.
 #[derive(Debug)]
 pub(super) struct Conn {
@@ -121,7 +76,8 @@ pub(super) struct Conn {
     ended: Mutex<Option<Ended>>,
     /// Bytes wait to be sent.
     backlogged: AtomicBool,
-    /// A receiver has polled since the service thread last looked.
+    /// A receiver has polled since the service thread last looked. Whoever sets it sees to it that sleepers do not watch
+    /// the stream.
     polled: AtomicBool,
     /// Something has arrived since the service thread last asked.
     heard: AtomicBool,
@@ -140,7 +96,7 @@ struct Outgoing {
     sent: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing is left half done under these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -183,6 +139,11 @@ impl Conn {
         *lock(&self.registers)
     }
 
+    /// Whether it has ended.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
     /// Why it has ended, if it has.
     pub(super) fn ended(&self) -> Option<Ended> {
         self.dead
@@ -217,7 +178,7 @@ impl Conn {
             self.dead.store(true, Ordering::Release);
             drop(ended);
             // Its end stays readable for ever: nobody who sleeps is to be woken by it again and again.
-            let _ = epoll::delete(&self.arrivals.epoll, &self.stream);
+            self.arrivals.leave(self);
             self.wake_service();
         }
     }
@@ -418,12 +379,16 @@ impl Pump for Conn {
     fn pump(&self) -> bool {
         if !self.polled.load(Ordering::Relaxed) {
             self.polled.store(true, Ordering::Relaxed);
+            self.arrivals.leave(self);
         }
         self.drain();
         self.take_up()
     }
 
     fn rest(&self) {
+        // In this order: a receiver that still polls finds the flag down afterwards and has sleepers leave again. They
+        // are woken by their own rings then, which it hands out.
+        self.arrivals.watch(self);
         self.polled.store(false, Ordering::Relaxed);
     }
 }

@@ -15,6 +15,7 @@
     )
 )]
 
+mod arrivals;
 mod conn;
 mod engine;
 pub mod frame;
@@ -49,7 +50,8 @@ use super::{
     engine::{Engine, Order},
     meet::{Arrival, Guest, Meeting, Place},
 };
-use conn::{Arrivals, Conn, Ended};
+use arrivals::Arrivals;
+use conn::{Conn, Ended};
 use engine::TcpEngine;
 use greeting::{Greeting, Message, Reason};
 
@@ -218,8 +220,7 @@ impl TcpLink {
             Arc::clone(&self.own.arrivals),
             self.own.bells.clone(),
         ));
-        // Only memory can be short for it; then sleepers are woken by the service thread alone.
-        let _ = self.own.arrivals.set(Some(&conn));
+        self.own.arrivals.set(Some(&conn));
         self.conn = Some(conn);
         self.heard = Instant::now();
         if let Some(meeting) = &mut self.meeting {
@@ -245,7 +246,7 @@ impl TcpLink {
     fn lose(&mut self, why: &Ended) {
         let Some(conn) = self.conn.take() else { return };
         conn.end(why.clone());
-        let _ = self.own.arrivals.set(None);
+        self.own.arrivals.set(None);
         self.losses += 1;
         if !matches!(why, Ended::Closed | Ended::ByUs) {
             self.event("connection-lost", why.to_string());
@@ -352,7 +353,7 @@ impl Drop for TcpLink {
     fn drop(&mut self) {
         if let Some(conn) = self.conn.take() {
             conn.say_goodbye();
-            let _ = self.own.arrivals.set(None);
+            self.own.arrivals.set(None);
         }
     }
 }

@@ -278,3 +278,41 @@ fn whoever_pumps_gets_what_came() {
     until(|| !up(&mut b));
     assert!(!pump.pump(), "nothing comes of a connection that has ended");
 }
+
+/// A packet costs who polls nothing for others that sleep, and wakes them when nobody polls.
+#[test]
+fn sleepers_watch_the_stream_only_while_nobody_polls() {
+    let port = free_port();
+    let (mut a, mut b) = (open(port), open(port));
+    join(&mut a, &mut b);
+    let watched = |b: &TcpLink| b.own.arrivals.is_watched();
+    assert!(watched(&b), "nobody has polled yet");
+    let pump = b.pump().unwrap();
+    pump.pump();
+    assert!(!watched(&b));
+    let mut engine = a.outbound().unwrap();
+    engine.put(2, &Line([1; 8]));
+    engine.flush();
+    let bell = b.doorbell(3);
+    pump.rest();
+    assert!(watched(&b));
+    assert!(
+        sleep_on(&[(bell.as_fd(), PollFlags::IN)], WATCHDOG),
+        "it came before or after"
+    );
+    pump.pump();
+    assert!(!watched(&b));
+    // Of one receiver that sleeps and one that polls, the first is woken by its own ring.
+    pump.rest();
+    pump.pump();
+    a.ring(3);
+    until(|| {
+        pump.pump();
+        bell.take()
+    });
+    pump.rest();
+    drop(a);
+    until(|| !up(&mut b));
+    pump.rest();
+    assert!(!watched(&b), "the end of a stream would wake them for ever");
+}
