@@ -21,6 +21,8 @@
 mod call;
 mod listen;
 pub(in crate::link) mod socket;
+#[cfg(test)]
+pub(in crate::link) mod tests;
 
 use std::{
     net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket},

@@ -160,7 +160,10 @@ impl Joining {
             }
             (Message::Memory(remote), _) if self.memory.is_none() => {
                 let (_, _, bytes) = remote.window;
-                if !(ntb_mem::line::LINE_BYTES as u64..=WINDOW_MAX).contains(&bytes) || remote.receives == 0 {
+                if remote.receives == 0 {
+                    return Err(Trouble::Passing("the peer has no receives posted".to_owned()));
+                }
+                if !(ntb_mem::line::LINE_BYTES as u64..=WINDOW_MAX).contains(&bytes) {
                     return Err(Trouble::Passing(format!(
                         "the peer's window of {bytes} bytes cannot be"
                     )));

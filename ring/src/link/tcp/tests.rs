@@ -1,16 +1,10 @@
 //! Both ends in one process, driven in turn, over the loopback.
-use std::{
-    io::{Read, Write},
-    net::TcpListener,
-    sync::atomic::Ordering,
-    time::Instant,
-};
+use std::{io::Write, net::TcpListener, sync::atomic::Ordering, time::Instant};
 
 use ntb_mem::line::Line;
 
 use super::*;
 use crate::link::{
-    auth::{HELLO_BYTES, PROOF_BYTES},
     conformance::{Rig, WATCHDOG},
     engine::{Inbound, StoreEngine},
 };
@@ -156,30 +150,6 @@ fn the_one_that_called_listens_when_the_other_dies() {
         assert_eq!(a.poll().unwrap().losses, 1, "loss {losses} of its own peer");
         assert_eq!(b.poll().unwrap().losses, 0);
     }
-}
-
-#[test]
-fn a_third_is_told_that_there_are_two() {
-    let port = free_port();
-    let (mut a, mut b) = (open(port), open(port));
-    join(&mut a, &mut b);
-    let mut third = open(port);
-    let mut error = None;
-    let (mut engine_a, mut engine_b) = (a.outbound().unwrap(), b.outbound().unwrap());
-    until(|| {
-        // Both are alive: something comes from each now and then.
-        engine_a.put(0, &Line::ZERO);
-        engine_a.flush();
-        engine_b.put(0, &Line::ZERO);
-        engine_b.flush();
-        assert!(up(&mut a) & up(&mut b), "the two are left alone");
-        error = third.poll().err();
-        error.is_some()
-    });
-    let error = error.unwrap();
-    assert_eq!((error.name, error.exit), ("tcp-taken", 6), "{error}");
-    assert!(a.counts().taken + b.counts().taken > 0);
-    assert_eq!(a.poll().unwrap().losses, 0);
 }
 
 #[test]

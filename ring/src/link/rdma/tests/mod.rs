@@ -1,9 +1,10 @@
 //! Links over devices of a model, and the account of a queue.
 
 mod accounts;
+mod hostile;
 mod trouble;
 
-use std::{net::TcpListener, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
     RdmaLink, RdmaOptions,
@@ -13,7 +14,7 @@ use crate::link::{
     Link,
     auth::{Purpose, Secret},
     conformance::Rig,
-    meet::Place,
+    meet::{Place, tests::free_port},
 };
 
 /// Two ends over devices 1 and 2 of a model, met at a port of the loopback.
@@ -37,12 +38,7 @@ pub(super) fn options() -> RdmaOptions {
 impl Ends {
     pub(super) fn new(behaviour: Behaviour, options: &RdmaOptions) -> Self {
         let model = Model::new(behaviour);
-        // Nothing else takes the port in between but another program that asks for this very one.
-        let port = TcpListener::bind(("127.0.0.1", 0))
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = free_port();
         Self {
             near: end(&model, 1, port, options),
             far: Some(end(&model, 2, port, options)),
