@@ -267,7 +267,7 @@ fn sleepers_watch_the_stream_only_while_nobody_polls() {
     pump.rest();
     assert!(watched(&b));
     assert!(
-        sleep_on(&[(bell.as_fd(), PollFlags::IN)], WATCHDOG),
+        crate::link::doorbell::sleep_on(&[bell.as_fd()], WATCHDOG),
         "it came before or after"
     );
     pump.pump();
