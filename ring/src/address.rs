@@ -10,8 +10,8 @@ pub enum Address {
     Ntb(String),
     /// An emulated bridge, by socket path; `@NAME` for an abstract socket.
     Emulated(String),
-    /// RDMA, by host and port.
-    Rdma(String, u16),
+    /// RDMA, by host and port, and what follows a comma: [`crate::link::rdma::RdmaOptions::with`] reads it.
+    Rdma(String, u16, String),
     /// TCP, by host and port.
     Tcp(String, u16),
     /// The best there is, with a rendezvous where one is given.
@@ -44,10 +44,8 @@ impl std::str::FromStr for Address {
             None => (text, None),
         };
         let rest_or = |why| rest.filter(|r| !r.is_empty()).ok_or_else(|| bad(why));
-        let host_port = |why| -> Result<(String, u16), AddressError> {
-            let (host, port) = rest_or(why)?
-                .rsplit_once(':')
-                .ok_or_else(|| bad("the port is missing"))?;
+        let host_port = |text: &str| -> Result<(String, u16), AddressError> {
+            let (host, port) = text.rsplit_once(':').ok_or_else(|| bad("the port is missing"))?;
             let port = port
                 .parse()
                 .ok()
@@ -76,11 +74,15 @@ impl std::str::FromStr for Address {
             }
             "ntb" => Ok(Self::Ntb(rest_or("the PCI address is missing")?.to_owned())),
             "emu" => Ok(Self::Emulated(rest_or("the socket path is missing")?.to_owned())),
-            "rdma" => host_port("the host is missing").map(|(h, p)| Self::Rdma(h, p)),
-            "tcp" => host_port("the host is missing").map(|(h, p)| Self::Tcp(h, p)),
+            "rdma" => {
+                let rest = rest_or("the host is missing")?;
+                let (place, options) = rest.split_once(',').unwrap_or((rest, ""));
+                host_port(place).map(|(h, p)| Self::Rdma(h, p, options.to_owned()))
+            }
+            "tcp" => host_port(rest_or("the host is missing")?).map(|(h, p)| Self::Tcp(h, p)),
             "auto" => match rest {
                 None => Ok(Self::Auto(None)),
-                Some(_) => host_port("the host is missing").map(|hp| Self::Auto(Some(hp))),
+                Some(_) => host_port(rest_or("the host is missing")?).map(|hp| Self::Auto(Some(hp))),
             },
             "" => Err(bad("it is empty")),
             _ => Err(bad("the transport is unknown")),
@@ -104,7 +106,8 @@ impl std::fmt::Display for Address {
             Self::Soft(name) => write!(f, "soft:{name}"),
             Self::Ntb(bdf) => write!(f, "ntb:{bdf}"),
             Self::Emulated(path) => write!(f, "emu:{path}"),
-            Self::Rdma(h, p) => write!(f, "rdma:{}:{p}", host(h)),
+            Self::Rdma(h, p, options) if options.is_empty() => write!(f, "rdma:{}:{p}", host(h)),
+            Self::Rdma(h, p, options) => write!(f, "rdma:{}:{p},{options}", host(h)),
             Self::Tcp(h, p) => write!(f, "tcp:{}:{p}", host(h)),
             Self::Auto(None) => f.write_str("auto"),
             Self::Auto(Some((h, p))) => write!(f, "auto:{}:{p}", host(h)),
@@ -124,6 +127,7 @@ mod tests {
             "emu:/run/x.sock",
             "emu:@name",
             "rdma:10.0.0.1:7471",
+            "rdma:[fd00::1]:7471,device=mlx5_0,gid=3",
             "tcp:[::1]:9000",
             "tcp:localhost:1",
             "auto",

@@ -109,7 +109,7 @@ pub fn open_while(
             link: bridge(address, options)?,
             chosen: format!("{address}: named by the user"),
         }),
-        Address::Rdma(host, port) => rdma(address, host, *port, options),
+        Address::Rdma(host, port, more) => rdma(address, (host, *port), more, options),
         Address::Tcp(host, port) => Ok(Opened {
             link: tcp(host, *port, options)?,
             chosen: format!("{address}: named by the user"),
@@ -169,12 +169,21 @@ pub(super) fn bridge(address: &Address, _options: &LinkOptions) -> Result<Box<dy
 }
 
 #[cfg(feature = "rdma")]
-fn rdma(address: &Address, host: &str, port: u16, options: &LinkOptions) -> Result<Opened, LinkError> {
-    let link = super::rdma::RdmaLink::open(host, port, &options.secret, &rdma_options(options))?;
+fn rdma(
+    address: &Address,
+    (host, port): (&str, u16),
+    more: &str,
+    options: &LinkOptions,
+) -> Result<Opened, LinkError> {
+    let rdma = rdma_options(options).with(more).map_err(|e| LinkError {
+        what: format!("{address}: {}", e.what),
+        ..e
+    })?;
+    let link = super::rdma::RdmaLink::open(host, port, &options.secret, &rdma)?;
     let leaves_by = link.port().map(ToString::to_string).unwrap_or_default();
     Ok(Opened {
         link: Box::new(link),
-        chosen: format!("{address}: named by the user; by {leaves_by}"),
+        chosen: format!("{address}: named by the user; by {leaves_by}; {rdma}"),
     })
 }
 
@@ -189,7 +198,12 @@ fn rdma_options(options: &LinkOptions) -> super::rdma::RdmaOptions {
 }
 
 #[cfg(not(feature = "rdma"))]
-fn rdma(address: &Address, _host: &str, _port: u16, _options: &LinkOptions) -> Result<Opened, LinkError> {
+fn rdma(
+    address: &Address,
+    _at: (&str, u16),
+    _more: &str,
+    _options: &LinkOptions,
+) -> Result<Opened, LinkError> {
     Err(not_built(address, "RDMA"))
 }
 

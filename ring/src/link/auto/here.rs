@@ -164,7 +164,8 @@ impl Openers for Here<'_> {
             (LinkKind::Rdma, Some((host, port))) => {
                 // The meeting goes on at its port: RDMA meets at the next.
                 let port = port.checked_add(1).unwrap_or(port - 1);
-                select::open(&Address::Rdma(host.to_owned(), port), self.options).map(|opened| opened.link)
+                select::open(&Address::Rdma(host.to_owned(), port, String::new()), self.options)
+                    .map(|opened| opened.link)
             }
             _ => select::soft(soft_name, self.options),
         }

@@ -52,6 +52,8 @@ pub(super) struct Run {
 pub struct SendCounts {
     /// Work requests posted.
     pub requests: u64,
+    /// Those of them that write lines of the peer's window; the others are registers, rings and counts of receives.
+    pub lines: u64,
     /// Calls to the device: one or more requests each.
     pub doorbells: u64,
     /// Requests that carried their data themselves.
@@ -270,6 +272,7 @@ impl Sending {
         if strict {
             self.told += runs.len() as u64;
         }
+        self.counts.lines += runs.len() as u64;
         let posted = requests
             .get_mut(..count)
             .is_some_and(|requests| self.post(requests));

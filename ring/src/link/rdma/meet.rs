@@ -169,6 +169,7 @@ impl RdmaLink {
             wire.ring(GREETING);
         }
         self.last_trouble = None;
+        self.tally.follow(&wire);
         self.connected = Some(Connected {
             wire,
             mtu: device.wish(&self.options, self.mtu).mtu,

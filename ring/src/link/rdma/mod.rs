@@ -63,7 +63,7 @@ mod verbs;
 use std::{
     collections::VecDeque,
     os::fd::AsFd as _,
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -81,7 +81,6 @@ use super::{
 pub use account::SendCounts;
 use device::{Device, Own};
 use engine::RdmaEngine;
-use error::failed;
 use exchange::Exchange;
 use joining::Joining;
 pub use options::{Manager, RdmaOptions};
@@ -132,6 +131,7 @@ pub struct RdmaLink {
     usable: bool,
     last_trouble: Option<String>,
     losses: u64,
+    tally: Tally,
     events: VecDeque<LinkEvent>,
 }
 
@@ -156,6 +156,22 @@ impl Registration {
     }
 }
 
+/// A look at what the connection of a link's moment has counted, wherever the link is. All zeros while there is none.
+#[derive(Clone, Debug, Default)]
+pub struct Tally(Arc<Mutex<Weak<Wire>>>);
+
+impl Tally {
+    /// What has been counted.
+    pub fn counts(&self) -> SendCounts {
+        let wire = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        wire.map(|wire| wire.counts()).unwrap_or_default()
+    }
+
+    fn follow(&self, wire: &Arc<Wire>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(wire);
+    }
+}
+
 struct Opener(Open);
 
 impl std::fmt::Debug for Opener {
@@ -177,7 +193,7 @@ impl RdmaLink {
     }
 
     fn over(place: Place, options: &RdmaOptions, mut open: Open) -> Result<Self, LinkError> {
-        check(options)?;
+        options.check()?;
         let own = Own::new(options)?;
         let device = Device::new(open()?, &own)?;
         let (inbox, doorbells) = Inbox::new().map_err(|errno| LinkError {
@@ -209,6 +225,7 @@ impl RdmaLink {
             usable: true,
             last_trouble: None,
             losses: 0,
+            tally: Tally::default(),
             events: VecDeque::new(),
         })
     }
@@ -220,10 +237,12 @@ impl RdmaLink {
 
     /// What the connection of the moment has counted.
     pub fn counts(&self) -> SendCounts {
-        self.connected
-            .as_ref()
-            .map(|c| c.wire.counts())
-            .unwrap_or_default()
+        self.tally.counts()
+    }
+
+    /// The same for whoever has given the link away.
+    pub fn tally(&self) -> Tally {
+        self.tally.clone()
     }
 
     /// Who was turned away so far.
@@ -364,26 +383,6 @@ impl RdmaLink {
 fn named(name: &str, mut e: LinkError) -> LinkError {
     e.what = format!("{name}: {}", e.what);
     e
-}
-
-/// Refuses options that cannot be.
-fn check(options: &RdmaOptions) -> Result<(), LinkError> {
-    let wrong = |what: String| Err(failed("bad-option", 2, what));
-    if let Some(mtu) = options
-        .mtu
-        .filter(|mtu| ![256, 512, 1024, 2048, 4096].contains(mtu))
-    {
-        return wrong(format!(
-            "packets of {mtu} bytes: 256, 512, 1024, 2048 or 4096 are possible"
-        ));
-    }
-    if options.timeout > 31 || options.retries > 7 || options.service_level > 15 {
-        return wrong(format!(
-            "time-out {} (0 to 31), retries {} (0 to 7), service level {} (0 to 15)",
-            options.timeout, options.retries, options.service_level
-        ));
-    }
-    Ok(())
 }
 
 impl Link for RdmaLink {

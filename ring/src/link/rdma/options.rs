@@ -1,10 +1,11 @@
 //! Parameters of a link over RDMA.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use ntb_mem::region::Pages;
 
-use crate::link::ends::WINDOW_BYTES;
+use super::error::failed;
+use crate::link::{LinkError, ends::WINDOW_BYTES};
 
 /// Parameters of a link over RDMA. The defaults are those of the fields' documentation.
 #[derive(Clone, Debug)]
@@ -87,5 +88,197 @@ impl Default for RdmaOptions {
             manager: Manager::default(),
             sysfs: PathBuf::from("/sys"),
         }
+    }
+}
+
+impl RdmaOptions {
+    /// These, changed by what stands behind an address of a link, such as `device=mlx5_0,gid=3,strict`.
+    ///
+    /// | word | option | value |
+    /// | --- | --- | --- |
+    /// | `device` | [`Self::device`] | name |
+    /// | `port` | [`Self::port`] | number |
+    /// | `gid` | [`Self::gid_index`] | index |
+    /// | `tc` | [`Self::traffic_class`] | 0 to 255 |
+    /// | `sl` | [`Self::service_level`] | 0 to 15 |
+    /// | `mtu` | [`Self::mtu`] | 256, 512, 1024, 2048 or 4096 |
+    /// | `inline` | [`Self::inline_bytes`] | bytes |
+    /// | `depth` | [`Self::depth`] | requests |
+    /// | `batch` | [`Self::batch_bytes`] | bytes |
+    /// | `mirror` | [`Self::mirror_bytes`] | bytes |
+    /// | `timeout` | [`Self::timeout`] | exponent, 0 to 31 |
+    /// | `retries` | [`Self::retries`] | 0 to 7 |
+    /// | `stall` | [`Self::stall`] | milliseconds |
+    /// | `manager` | [`Self::manager`] | `auto`, `only` or `never` |
+    /// | `strict` | [`Self::strict`] | none |
+    pub fn with(mut self, text: &str) -> Result<Self, LinkError> {
+        for part in text.split(',').filter(|_| !text.is_empty()) {
+            let (name, value) = match part.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (part, None),
+            };
+            match (name, value) {
+                ("device", Some(device)) if !device.is_empty() => self.device = Some(device.to_owned()),
+                ("port", Some(n)) => self.port = Some(number(part, n)?),
+                ("gid", Some(n)) => self.gid_index = Some(number(part, n)?),
+                ("tc", Some(n)) => self.traffic_class = number(part, n)?,
+                ("sl", Some(n)) => self.service_level = number(part, n)?,
+                ("mtu", Some(n)) => self.mtu = Some(number(part, n)?),
+                ("inline", Some(n)) => self.inline_bytes = number(part, n)?,
+                ("depth", Some(n)) => self.depth = number(part, n)?,
+                ("batch", Some(n)) => self.batch_bytes = Some(number(part, n)?),
+                ("mirror", Some(n)) => self.mirror_bytes = number(part, n)?,
+                ("timeout", Some(n)) => self.timeout = number(part, n)?,
+                ("retries", Some(n)) => self.retries = number(part, n)?,
+                ("stall", Some(n)) => self.stall = Duration::from_millis(number(part, n)?),
+                ("manager", Some("auto")) => self.manager = Manager::Auto,
+                ("manager", Some("only")) => self.manager = Manager::Only,
+                ("manager", Some("never")) => self.manager = Manager::Never,
+                ("strict", None) => self.strict = true,
+                _ => return Err(wrong(part, "no such option, or not such a value")),
+            }
+        }
+        self.check()?;
+        Ok(self)
+    }
+
+    /// Refuses what cannot be.
+    pub(super) fn check(&self) -> Result<(), LinkError> {
+        let wrong = |what: String| Err(failed("bad-option", 2, what));
+        if let Some(mtu) = self.mtu.filter(|mtu| ![256, 512, 1024, 2048, 4096].contains(mtu)) {
+            return wrong(format!(
+                "packets of {mtu} bytes: 256, 512, 1024, 2048 or 4096 are possible"
+            ));
+        }
+        if self.timeout > 31 || self.retries > 7 || self.service_level > 15 {
+            return wrong(format!(
+                "time-out {} (0 to 31), retries {} (0 to 7), service level {} (0 to 15)",
+                self.timeout, self.retries, self.service_level
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn number<T: FromStr>(part: &str, value: &str) -> Result<T, LinkError> {
+    value
+        .parse()
+        .map_err(|_| wrong(part, "no number, or one that is too large"))
+}
+
+fn wrong(part: &str, why: &str) -> LinkError {
+    failed(
+        "bad-option",
+        2,
+        format!(
+            "'{part}' cannot be understood ({why}): behind the port, each after a comma, may stand device=NAME, port=N, gid=N, \
+             tc=N, sl=N, mtu=BYTES, inline=BYTES, depth=N, batch=BYTES, mirror=BYTES, timeout=N, retries=N, stall=MS, \
+             manager=auto|only|never, strict"
+        ),
+    )
+}
+
+/// What is in force of that which the port does not say.
+impl std::fmt::Display for RdmaOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.mtu {
+            Some(mtu) => write!(f, "packets of {mtu} bytes")?,
+            None => f.write_str("packets as large as both ports have")?,
+        }
+        write!(
+            f,
+            ", traffic class {}, service level {}, inline {} bytes, {} requests under way, ",
+            self.traffic_class, self.service_level, self.inline_bytes, self.depth
+        )?;
+        match self.batch_bytes {
+            Some(bytes) => write!(f, "batches of {bytes} bytes")?,
+            None => f.write_str("batches as the wire takes them")?,
+        }
+        write!(
+            f,
+            ", time-out {} with {} retries, stall {} ms, rdma_cm {}, {}",
+            self.timeout,
+            self.retries,
+            self.stall.as_millis(),
+            match self.manager {
+                Manager::Auto => "where both have it",
+                Manager::Only => "only",
+                Manager::Never => "never",
+            },
+            if self.strict {
+                "strict"
+            } else {
+                "messages complete by their checks"
+            }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_behind_an_address_are_taken_up_and_printed() {
+        let all = "device=mlx5_1,port=2,gid=3,tc=104,sl=5,mtu=2048,inline=128,depth=64,batch=4096,mirror=65536,timeout=10,\
+                   retries=3,stall=250,manager=never,strict";
+        let options = RdmaOptions::default().with(all).unwrap();
+        assert_eq!(
+            (options.device.as_deref(), options.port, options.gid_index),
+            (Some("mlx5_1"), Some(2), Some(3))
+        );
+        assert_eq!(
+            (options.traffic_class, options.service_level, options.mtu),
+            (104, 5, Some(2048))
+        );
+        assert_eq!(
+            (options.inline_bytes, options.depth, options.batch_bytes),
+            (128, 64, Some(4096))
+        );
+        assert_eq!(
+            (options.mirror_bytes, options.timeout, options.retries),
+            (65536, 10, 3)
+        );
+        assert_eq!(
+            (options.stall, options.manager, options.strict),
+            (Duration::from_millis(250), Manager::Never, true)
+        );
+        assert_eq!(
+            options.to_string(),
+            "packets of 2048 bytes, traffic class 104, service level 5, inline 128 bytes, 64 requests under way, batches of \
+             4096 bytes, time-out 10 with 3 retries, stall 250 ms, rdma_cm never, strict"
+        );
+        let defaults = RdmaOptions::default().with("").unwrap().to_string();
+        assert!(
+            defaults.contains("as large as both ports have")
+                && defaults.contains("time-out 14 with 7 retries"),
+            "{defaults}"
+        );
+    }
+
+    #[test]
+    fn options_that_cannot_be_understood_are_named() {
+        for text in [
+            "device=",
+            "device",
+            "gid=256",
+            "gid=-1",
+            "tc=x",
+            "sl=16",
+            "mtu=1500",
+            "retries=8",
+            "timeout=32",
+            "manager=cm",
+            "strict=1",
+            "x=1",
+            ",",
+            "gid=1,",
+            "mtu",
+        ] {
+            let e = RdmaOptions::default().with(text).unwrap_err();
+            assert_eq!((e.name, e.exit), ("bad-option", 2), "{text}: {e}");
+        }
+        let e = RdmaOptions::default().with("gid=1,huge=2").unwrap_err();
+        assert!(e.what.contains("'huge=2'"), "{e}");
     }
 }

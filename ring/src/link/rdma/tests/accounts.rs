@@ -38,6 +38,7 @@ fn posted(ends: &mut Ends, f: impl FnOnce(&mut Engine)) -> SendCounts {
     let after = ends.near.counts();
     SendCounts {
         requests: after.requests - before.requests,
+        lines: after.lines - before.lines,
         doorbells: after.doorbells - before.doorbells,
         inline: after.inline - before.inline,
         signalled: after.signalled - before.signalled,
