@@ -1,6 +1,8 @@
 //! Counts what would leave a processor per message: the ring's real stores, put through a model of the write-combining
 //! buffers, while the messages flow and are received.
 
+mod rdma;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -52,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     early_eviction: u32,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp", "rdma"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -73,6 +75,10 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     report.set("batch", args.batch);
     report.set("ring_lines", args.ring);
     report.set("messages", args.messages);
+    if args.link == "rdma" {
+        rdma::count(args, &mut report)?;
+        return Ok(report);
+    }
     let paths = [
         StorePath::Combining8,
         StorePath::Combining64,
@@ -248,22 +254,7 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
     };
     let reads_before = reads(&venue);
     let before = (forward.traffic(), back.traffic());
-    let received = std::thread::scope(|scope| {
-        let other = scope.spawn(|| {
-            if args.pingpong {
-                echo(&mut far, args)
-            } else {
-                drain(&mut far.1, args)
-            }
-        });
-        let sent = if args.pingpong {
-            ask(&mut near, args)
-        } else {
-            stream(&mut near.0, args)
-        };
-        let received = other.join().map_err(|_| "the far side panicked".to_owned())?;
-        sent.and(received)
-    })?;
+    let received = exchange(args, &mut near, &mut far)?;
     let after = (forward.traffic(), back.traffic());
     let reads = reads(&venue) - reads_before;
     drop((near, far, a, b)); // nothing is under way from here on
@@ -277,6 +268,26 @@ fn count(args: &Args, path: StorePath) -> Result<Counted, String> {
         forward: minus(after.0, before.0),
         back: minus(after.1, before.1),
         received,
+    })
+}
+
+/// Sends all messages from the near end to the far one, and back in a ping-pong. How many the far end has received.
+fn exchange(args: &Args, near: &mut Ends, far: &mut Ends) -> Result<u64, String> {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            if args.pingpong {
+                echo(far, args)
+            } else {
+                drain(&mut far.1, args)
+            }
+        });
+        let sent = if args.pingpong {
+            ask(near, args)
+        } else {
+            stream(&mut near.0, args)
+        };
+        let received = other.join().map_err(|_| "the far side panicked".to_owned())?;
+        sent.and(received)
     })
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000_000))]
     messages: u64,
     /// Transport under test.
-    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp"])]
+    #[arg(long, default_value = "pair", value_parser = ["pair", "emu", "tcp", "rdma"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -128,7 +128,7 @@ struct Board {
 enum Wire {
     Pair(PairControl),
     Bridges(Venue),
-    Tcp(Venue),
+    Relayed(Venue),
 }
 
 impl Wire {
@@ -137,13 +137,13 @@ impl Wire {
         const WINDOW_BYTES: u64 = 1 << 17;
         if link != "pair" {
             let venue = match link {
-                "tcp" => Venue::relayed(rng)?,
+                "tcp" | "rdma" => Venue::relayed(link, rng)?,
                 other => Venue::new(other, rng)?,
             };
             let mut ends = [venue.open(0, WINDOW_BYTES)?, venue.open(1, WINDOW_BYTES)?];
-            if link == "tcp" {
+            if venue.meeting().is_some() {
                 ends[0].poll().map_err(|e| e.to_string())?; // listens where the relay leads to
-                return Ok((ends, Self::Tcp(venue)));
+                return Ok((ends, Self::Relayed(venue)));
             }
             return Ok((ends, Self::Bridges(venue)));
         }
@@ -161,7 +161,7 @@ impl Wire {
         let times = 1 + rng.below(3) as u32;
         match self {
             Self::Pair(control) => control.flap(times).map_err(|e| e.to_string())?,
-            Self::Tcp(venue) => {
+            Self::Relayed(venue) => {
                 for _ in 0..times {
                     venue.cut();
                     std::thread::sleep(Duration::from_micros(rng.below(5000)));

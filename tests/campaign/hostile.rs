@@ -55,7 +55,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     rounds: u64,
     /// Transport under test.
-    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp"])]
+    #[arg(long, default_value = "soft", value_parser = ["soft", "emu", "tcp", "rdma"])]
     link: String,
     /// Accepted for symmetry: the result is always one JSON object.
     #[arg(long)]
@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
             let kind = (round % ATTACKS.len() as u64) as usize;
             counts[kind] += 1;
             let attacked = match kind {
-                0 | 1 if venue.tcp().is_some() => beside(&venue, &mut rng, kind == 1),
+                0 | 1 if venue.meeting().is_some() => beside(&venue, &mut rng, kind == 1),
                 0 => socket_bytes(&venue, &mut rng),
                 1 => socket_flood(&venue, &mut rng),
                 2 => scribble(&venue, &mut rng, false, false),
@@ -155,8 +155,8 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
 
 /// Strangers without the secret, while an honest peer's stream is under way: it must lose nothing.
 fn beside(venue: &Venue, rng: &mut Rng, flood: bool) -> Result<u64, String> {
-    let (port, secret) = venue.tcp().ok_or("no TCP here")?;
-    let secret = Secret::new(secret.as_bytes()).map_err(|e| e.to_string())?;
+    let meeting = venue.meeting().ok_or("nobody meets at a port here")?;
+    let secret = Secret::new(venue.secret().unwrap_or_default().as_bytes()).map_err(|e| e.to_string())?;
     let connection =
         Connection::open(venue.open(1, WINDOW_BYTES)?, &Options::default()).map_err(|e| e.to_string())?;
     let ends = connection.channel("traffic", spec()).map_err(|e| e.to_string())?;
@@ -177,9 +177,9 @@ fn beside(venue: &Venue, rng: &mut Rng, flood: bool) -> Result<u64, String> {
     let strangers = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let told = if flood {
-                Ok(strangers::flood(port, rng))
+                Ok(strangers::flood(meeting.0, rng))
             } else {
-                strangers::call(port, &secret, rng)
+                strangers::call(meeting, &secret, rng)
             };
             done.store(true, Ordering::Release);
             told
@@ -476,7 +476,7 @@ impl Victim {
         let exe = std::env::current_exe().map_err(|e| e.to_string())?;
         let child = Command::new(exe)
             .args(["hostile-victim", venue.address(0)])
-            .envs(venue.tcp().map(|(_, secret)| (SECRET_ENV, secret)))
+            .envs(venue.secret().map(|secret| (SECRET_ENV, secret)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

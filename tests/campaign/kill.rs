@@ -75,9 +75,9 @@ impl Side {
         })
     }
 
-    /// Gives it the secret of a venue over TCP.
+    /// Gives it the venue's secret.
     fn with_secret(mut self, venue: &Venue) -> Self {
-        self.secret = venue.tcp().map(|(_, secret)| secret.to_owned());
+        self.secret = venue.secret().map(str::to_owned);
         self
     }
 

@@ -15,7 +15,7 @@ use crate::Rng;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Calls several times and says something else each time. An error when it was told more than a random number.
-pub(crate) fn call(port: u16, secret: &Secret, rng: &mut Rng) -> Result<u64, String> {
+pub(crate) fn call((port, purpose): (u16, Purpose), secret: &Secret, rng: &mut Rng) -> Result<u64, String> {
     let mut calls = 0;
     for _ in 0..1 + rng.below(6) {
         let Some(mut stream) = connect(port) else { continue };
@@ -35,8 +35,8 @@ pub(crate) fn call(port: u16, secret: &Secret, rng: &mut Rng) -> Result<u64, Str
                 drop(stream);
                 continue;
             }
-            4 => another_secret(stream, rng),
-            _ => recording(port, stream, secret, rng),
+            4 => another_secret(purpose, stream, rng),
+            _ => recording((port, purpose), stream, secret, rng),
         }?;
         if told > HELLO_BYTES as u64 {
             return Err(format!("a stranger was told {told} bytes"));
@@ -86,9 +86,9 @@ fn listen(stream: &mut TcpStream, patience: Duration) -> u64 {
     }
 }
 
-fn another_secret(mut stream: TcpStream, rng: &mut Rng) -> Result<u64, String> {
+fn another_secret(purpose: Purpose, mut stream: TcpStream, rng: &mut Rng) -> Result<u64, String> {
     let wrong = Secret::new(&rng.next().to_le_bytes()).map_err(|e| e.to_string())?;
-    let mut handshake = Handshake::new(Role::Initiator, Purpose::Tcp, &wrong).map_err(|e| e.to_string())?;
+    let mut handshake = Handshake::new(Role::Initiator, purpose, &wrong).map_err(|e| e.to_string())?;
     let start = Instant::now();
     while start.elapsed() < PATIENCE {
         match handshake.drive(&mut stream) {
@@ -121,8 +121,13 @@ impl Write for Recorder<'_> {
 }
 
 /// What a peer says while it proves itself, said again to a new connection.
-fn recording(port: u16, mut stream: TcpStream, secret: &Secret, rng: &mut Rng) -> Result<u64, String> {
-    let mut handshake = Handshake::new(Role::Initiator, Purpose::Tcp, secret).map_err(|e| e.to_string())?;
+fn recording(
+    (port, purpose): (u16, Purpose),
+    mut stream: TcpStream,
+    secret: &Secret,
+    rng: &mut Rng,
+) -> Result<u64, String> {
+    let mut handshake = Handshake::new(Role::Initiator, purpose, secret).map_err(|e| e.to_string())?;
     let mut recorder = Recorder(&mut stream, Vec::new());
     let start = Instant::now();
     while start.elapsed() < PATIENCE {

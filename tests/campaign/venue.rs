@@ -1,5 +1,5 @@
-//! Where a campaign takes place: two addresses; for emulated bridges the emulator, whose family the seed chooses; for TCP a
-//! secret, and a relay that can be cut.
+//! Where a campaign takes place: two addresses; for emulated bridges the emulator, whose family the seed chooses; for TCP and
+//! RDMA a secret, and a relay that can be cut.
 
 use std::time::Duration;
 
@@ -8,7 +8,11 @@ use ntb_emu::{
     model::{Action, FAMILIES, SideId, disturb::Severity},
     server::Endpoint,
 };
-use ntb_ring::link::{Link, auth::Secret, select};
+use ntb_ring::link::{
+    Link,
+    auth::{Purpose, Secret},
+    select,
+};
 use rustix::{io::Errno, net::SocketType};
 
 use crate::{Rng, relay::Relay};
@@ -21,12 +25,13 @@ const WINDOW_BYTES: u64 = 1 << 20;
 pub(crate) struct Venue {
     addresses: [String; 2],
     bridges: Option<(Emulator, &'static str)>,
-    tcp: Option<Tcp>,
+    network: Option<Network>,
 }
 
-/// What there is of a venue over TCP.
+/// What there is of a venue whose ends meet at a port.
 #[derive(Debug)]
-struct Tcp {
+struct Network {
+    purpose: Purpose,
     port: u16,
     secret: String,
     relay: Option<Relay>,
@@ -49,13 +54,13 @@ pub(crate) fn options() -> Result<select::LinkOptions, String> {
 }
 
 impl Venue {
-    /// A place of its own over TCP whose second end reaches the first through a relay.
-    pub(crate) fn relayed(rng: &mut Rng) -> Result<Self, String> {
-        let mut venue = Self::new("tcp", rng)?;
-        if let Some(tcp) = &mut venue.tcp {
-            let relay = Relay::start(tcp.port)?;
-            venue.addresses[1] = format!("tcp:127.0.0.1:{}", relay.port());
-            tcp.relay = Some(relay);
+    /// A place of its own over TCP or RDMA whose second end meets the first through a relay.
+    pub(crate) fn relayed(link: &str, rng: &mut Rng) -> Result<Self, String> {
+        let mut venue = Self::new(link, rng)?;
+        if let Some(network) = &mut venue.network {
+            let relay = Relay::start(network.port)?;
+            venue.addresses[1] = format!("{link}:127.0.0.1:{}", relay.port());
+            network.relay = Some(relay);
         }
         Ok(venue)
     }
@@ -63,13 +68,19 @@ impl Venue {
     /// A place of its own on a transport: `soft`, `emu`, `tcp` or `rdma`.
     pub(crate) fn new(link: &str, rng: &mut Rng) -> Result<Self, String> {
         let name = format!("campaign-{}-{:x}", std::process::id(), rng.next());
-        if link == "tcp" {
+        let purpose = match link {
+            "tcp" => Some(Purpose::Tcp),
+            "rdma" => Some(Purpose::Rdma),
+            _ => None,
+        };
+        if let Some(purpose) = purpose {
             let port = free_port(rng)?;
-            let address = format!("tcp:127.0.0.1:{port}");
+            let address = format!("{link}:127.0.0.1:{port}");
             return Ok(Self {
                 addresses: [address.clone(), address],
                 bridges: None,
-                tcp: Some(Tcp {
+                network: Some(Network {
+                    purpose,
                     port,
                     secret: format!("{name}-{:x}", rng.next()),
                     relay: None,
@@ -77,15 +88,11 @@ impl Venue {
             });
         }
         if link != "emu" {
-            let address = match link {
-                // At the loopback, where no secret is needed.
-                "rdma" => format!("rdma:127.0.0.1:{}", free_port(rng)?),
-                _ => format!("{link}:{name}"),
-            };
+            let address = format!("{link}:{name}");
             return Ok(Self {
                 addresses: [address.clone(), address],
                 bridges: None,
-                tcp: None,
+                network: None,
             });
         }
         let family = FAMILIES[rng.below(FAMILIES.len() as u64) as usize];
@@ -100,7 +107,7 @@ impl Venue {
         Ok(Self {
             addresses: [a, b].map(|name| format!("emu:@{name}")),
             bridges: Some((emulator, family.name())),
-            tcp: None,
+            network: None,
         })
     }
 
@@ -109,16 +116,35 @@ impl Venue {
         &self.addresses[side]
     }
 
-    /// Port and secret, on TCP.
-    pub(crate) fn tcp(&self) -> Option<(u16, &str)> {
-        self.tcp.as_ref().map(|tcp| (tcp.port, tcp.secret.as_str()))
+    /// Where the ends meet, and for what, where they meet at a port.
+    pub(crate) fn meeting(&self) -> Option<(u16, Purpose)> {
+        self.network
+            .as_ref()
+            .map(|network| (network.port, network.purpose))
+    }
+
+    /// What both ends know, where they meet at a port.
+    pub(crate) fn secret(&self) -> Option<&str> {
+        self.network.as_ref().map(|network| network.secret.as_str())
+    }
+
+    /// Options of an end in this process.
+    pub(crate) fn options(&self, window_bytes: u64) -> Result<select::LinkOptions, String> {
+        Ok(select::LinkOptions {
+            window_bytes,
+            secret: match self.secret() {
+                Some(secret) => Secret::new(secret.as_bytes()).map_err(|e| e.to_string())?,
+                None => Secret::none(),
+            },
+            ..select::LinkOptions::default()
+        })
     }
 
     /// Cuts every connection over the relay.
     pub(crate) fn cut(&self) {
-        if let Some(Tcp {
+        if let Some(Network {
             relay: Some(relay), ..
-        }) = &self.tcp
+        }) = &self.network
         {
             relay.cut();
         }
@@ -149,16 +175,9 @@ impl Venue {
     /// Opens an end in this process.
     pub(crate) fn open(&self, side: usize, window_bytes: u64) -> Result<Box<dyn Link>, String> {
         let address = self.address(side).parse().map_err(|e| format!("{e}"))?;
-        let secret = match &self.tcp {
-            Some(tcp) => Secret::new(tcp.secret.as_bytes()).map_err(|e| e.to_string())?,
-            None => Secret::none(),
-        };
-        let options = select::LinkOptions {
-            window_bytes,
-            secret,
-            ..select::LinkOptions::default()
-        };
-        Ok(select::open(&address, &options).map_err(|e| e.to_string())?.link)
+        Ok(select::open(&address, &self.options(window_bytes)?)
+            .map_err(|e| e.to_string())?
+            .link)
     }
 
     /// Does something to the bridges.
