@@ -256,6 +256,7 @@ fn run_part(part: &Part, seed: u64, messages: u64, link: &str) -> Result<serde_j
         "lives_with_loss": lives,
         "family": if let Wire::Bridges(venue) = &wire { venue.family() } else { None },
         "link_losses": losses,
+        "misled": if let Wire::Bridges(venue) = &wire { venue.misled() } else { 0 },
         "delayed": sum(|c| c.delayed),
         "held": sum(|c| c.held),
         "reordered": sum(|c| c.reordered),

@@ -470,6 +470,68 @@ fn amd_probe_and_traffic() {
 }
 
 #[test]
+fn amd_stores_that_a_lost_write_misleads_are_counted_apart() {
+    let bench = Bench::new("amd");
+    let faults = || {
+        let s = bench.pair.snapshot().a_to_b;
+        (s.fault_unmapped, s.fault_misled)
+    };
+    let lose = |count| bench.pair.act(Action::LoseRegisters { from: B, count });
+    let blank = |count| bench.pair.act(Action::BlankRegisters { from: B, count });
+    let store = || bench.port(A).bar_write(2, 0, &[1; 8]);
+    // B opens window 0 to memory that it has not mapped: its own fault.
+    run(&bench, B, &[W(0x838, 8, 0x7000_0000), W(0x818, 8, 0x1000)]);
+    store();
+    assert_eq!(faults(), (1, 0));
+    // What was lost are other registers, or the other window's: still its own.
+    lose(2);
+    run(&bench, B, &[W(0x230, 4, 5), W(0x840, 8, 0x7000_0000)]);
+    store();
+    assert_eq!(faults(), (2, 0));
+    // The write that closes it is lost, or arrives as ones, in whole or in part: not its fault.
+    for disturb in [&lose as &dyn Fn(u64), &blank] {
+        for (at, width) in [(0x838, 8), (0x83C, 4), (0x818, 8)] {
+            let before = faults();
+            disturb(1);
+            run(&bench, B, &[W(at, width, 0)]);
+            store();
+            assert_eq!(faults(), (before.0, before.1 + 1), "{at:#x}");
+            // Until it is written again.
+            run(&bench, B, &[W(0x838, 8, 0x7000_0000), W(0x818, 8, 0x1000)]);
+            store();
+            assert_eq!(faults(), (before.0 + 1, before.1 + 1), "{at:#x}");
+        }
+    }
+    // A write that arrives late is on its way, not lost; and what was altered stays so until another arrives.
+    let delay = |from, ms| {
+        let time = std::time::Duration::from_millis(ms);
+        bench.pair.act(Action::Delay { from, time });
+    };
+    let (own, misled) = faults();
+    delay(B, 30_000);
+    blank(1);
+    run(&bench, B, &[W(0x838, 8, 0)]);
+    store();
+    assert_eq!(faults(), (own + 1, misled));
+    run(&bench, B, &[R(0x838, 8, 0xFFFF_FFFF_FFFF_FFFF)]);
+    store();
+    assert_eq!(faults(), (own + 1, misled + 1));
+    delay(B, 0);
+    // All that is sent while the direction is dead is lost; a reset puts the registers right.
+    run(&bench, B, &[W(0x838, 8, 0x7000_0000)]);
+    bench.pair.act(Action::Dead { from: B, dead: true });
+    run(&bench, B, &[W(0x838, 8, 0)]);
+    bench.pair.act(Action::Dead { from: B, dead: false });
+    store();
+    assert_eq!(faults(), (own + 1, misled + 2));
+    bench.port(A).reset(Actor::Client);
+    bench.port(A).config_write(0x04, &6u16.to_le_bytes());
+    run(&bench, B, &[W(0x838, 8, 0x7000_0000), W(0x818, 8, 0x1000)]);
+    store();
+    assert_eq!(faults(), (own + 2, misled + 2));
+}
+
+#[test]
 fn epf_commands_and_traffic() {
     let bench = Bench::new("epf");
     let command = |side, argument: u64, command: u64| {

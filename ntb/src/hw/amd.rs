@@ -157,11 +157,10 @@ impl Hardware for Amd {
     fn close_window(core: &Core, window: usize) -> Result<(), NtbError> {
         let (xlat, limit) = registers(core, window)?;
         let hint = "the window could not be closed";
-        let closed = core
-            .regs
-            .write_back(xlat, AMD_XLAT_CLOSED, hint)
-            .and_then(|()| set_limit(core, limit, 0, hint));
-        match closed {
+        // The length too when the address was not taken: either closes the window.
+        let address = core.regs.write_back(xlat, AMD_XLAT_CLOSED, hint);
+        let length = set_limit(core, limit, 0, hint);
+        match address.and(length) {
             // The peer's side answers all ones: whether this side is still alive decides.
             Err(NtbError::Gone { .. }) if AMD_PEER_SILENT_IS_CLOSED => {
                 core.regs.read_live(r::SIDEINFO).map(drop)

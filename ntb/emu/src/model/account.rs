@@ -128,6 +128,9 @@ pub struct DirectionStats {
     pub fault_unmapped: u64,
     /// Arrived at memory mapped for the other access only.
     pub fault_forbidden: u64,
+    /// Of those that arrived at such addresses or memory, the ones that count here instead: they came through a window
+    /// whose registers do not hold what its owner wrote last, since a scenario lost or altered that.
+    pub fault_misled: u64,
     /// Arrived at memory that was mapped without a usable descriptor.
     pub fault_unreachable: u64,
 }

@@ -173,6 +173,17 @@ impl Family for Amd {
         })
     }
 
+    fn window_registers(&self, window: usize) -> &'static [(u32, u32)] {
+        const WINDOWS: [[(u32, u32); 2]; 2] = [
+            [(r::BAR23XLAT.offset(), 8), (r::BAR23LMT.offset(), 8)],
+            [(r::BAR45XLAT.offset(), 8), (r::BAR45LMT.offset(), 8)],
+        ];
+        match WINDOWS.get(window) {
+            Some(registers) if inferred::AMD_XLAT_IS_PROGRAMMED_BY_PEER => registers,
+            _ => &[],
+        }
+    }
+
     fn wants_link(&self, _st: &State, _side: SideId) -> bool {
         true // software agrees by its ready bits
     }

@@ -6,12 +6,16 @@ use std::{collections::VecDeque, time::Instant};
 use super::{
     disturb::{Counted, Hold},
     dma::Faults,
+    regfile::touches,
     side::SideId,
     state::{State, Timer},
 };
 
 /// Most refused stores that are kept for a client: it is told of a fault, not of every store.
 const MOST_REFUSED: usize = 16;
+
+/// Most windows that a family has.
+const WINDOWS_MAX: usize = 4;
 
 /// Something on its way to the other side.
 #[derive(Debug)]
@@ -24,6 +28,8 @@ pub(super) enum Posted {
     Register {
         offset: u32,
         data: Vec<u8>,
+        /// Not as it was sent.
+        altered: bool,
     },
     Doorbells {
         bits: u64,
@@ -155,7 +161,7 @@ impl State {
         let peer = &self.sides[from.peer()];
         if let Some(out) = out.get_mut(..n) {
             let faults = peer.memory.read(address, out);
-            self.fault(from, faults);
+            self.fault(from, window, faults);
         }
     }
 
@@ -167,19 +173,29 @@ impl State {
         stats.register_write_packets += packets;
         self.release(from);
         if !self.passes(from) {
+            if self.ways[from].disturb.dead {
+                self.misled(from.peer(), offset, data.len(), true);
+            }
             return;
         }
         let way = &mut self.ways[from];
         let mut data = data.to_vec();
         if way.disturb.drops_register() {
             way.stats.lost_injected += 1;
+            self.misled(from.peer(), offset, data.len(), true);
             return;
         }
-        if way.disturb.blanks_register() {
+        let altered = way.disturb.blanks_register();
+        if altered {
             way.stats.altered += 1;
             data.fill(0xFF);
         }
-        self.send(from, Posted::Register { offset, data });
+        let register = Posted::Register {
+            offset,
+            data,
+            altered,
+        };
+        self.send(from, register);
     }
 
     /// Doorbells, as bits of the other side's status.
@@ -297,7 +313,12 @@ impl State {
         let family = self.family;
         match what {
             Posted::Window { window, offset, data } => self.arrive_window(from, window, offset, &data),
-            Posted::Register { offset, data } => {
+            Posted::Register {
+                offset,
+                data,
+                altered,
+            } => {
+                self.misled(from.peer(), offset, data.len(), altered);
                 self.sides[from.peer()].regs.write(offset.into(), &data);
                 family.peer_wrote(self, from.peer(), offset, data.len());
             }
@@ -311,7 +332,7 @@ impl State {
         };
         if let Some(data) = data.get(..n) {
             let faults = self.sides[from.peer()].memory.write(address, data);
-            self.fault(from, faults);
+            self.fault(from, window, faults);
             let refused = faults.refused.filter(|_| self.tell_refused);
             if let Some((at, len)) = refused {
                 let data = data.get(at..at + len.min(8)).unwrap_or_default();
@@ -343,10 +364,31 @@ impl State {
         Some((base.wrapping_add(offset), n as usize))
     }
 
-    fn fault(&mut self, from: SideId, faults: Faults) {
+    /// The other side's write to `len` bytes of `side`'s registers did not arrive as it was sent, or did.
+    fn misled(&mut self, side: SideId, offset: u32, len: usize, misled: bool) {
+        let registers = (0..WINDOWS_MAX).flat_map(|window| self.family.window_registers(window));
+        for word in registers.flat_map(|&(at, bytes)| (at..at + bytes).step_by(4)) {
+            if touches(offset.into(), len, word, 4) {
+                let words = &mut self.sides[side].misled;
+                match misled {
+                    true => words.insert(word),
+                    false => words.remove(&word),
+                };
+            }
+        }
+    }
+
+    fn fault(&mut self, from: SideId, window: usize, faults: Faults) {
+        let words = &self.sides[from].misled;
+        let mut registers = self.family.window_registers(window).iter();
+        let misled = registers.any(|&(at, bytes)| words.range(at..at + bytes).next().is_some());
         let stats = &mut self.ways[from].stats;
-        stats.fault_unmapped += faults.unmapped;
-        stats.fault_forbidden += faults.forbidden;
+        if misled {
+            stats.fault_misled += faults.unmapped + faults.forbidden;
+        } else {
+            stats.fault_unmapped += faults.unmapped;
+            stats.fault_forbidden += faults.forbidden;
+        }
         stats.fault_unreachable += faults.unreachable;
     }
 }

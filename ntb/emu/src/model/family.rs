@@ -36,6 +36,11 @@ pub trait Family: fmt::Debug + Sync {
     fn write(&self, st: &mut State, side: SideId, bar: u8, at: u64, data: &[u8]);
     /// Where accesses of `from` to a window go; `None` while it is closed.
     fn translation(&self, st: &State, from: SideId, window: usize) -> Option<Translation>;
+    /// Registers that say where accesses of a side to a window go, as offset and bytes, where they are that side's own and
+    /// the other side writes them: a write that is lost on its way leaves them leading elsewhere.
+    fn window_registers(&self, _window: usize) -> &'static [(u32, u32)] {
+        &[]
+    }
     /// Whether this side's registers ask for the link.
     fn wants_link(&self, st: &State, side: SideId) -> bool;
     /// Whether anything can cross.

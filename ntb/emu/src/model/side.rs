@@ -1,6 +1,7 @@
 //! The two ends, and what stands at each of them.
 
 use std::{
+    collections::BTreeSet,
     fmt,
     ops::{Index, IndexMut},
 };
@@ -112,6 +113,9 @@ pub struct Side {
     pub memory: ClientMemory,
     /// Stores that this memory's mappings refused, for a client that wants to be told.
     pub refused: Vec<(u64, Vec<u8>)>,
+    /// Words of its registers that the other side wrote otherwise than they are, by offset: of what a window is made of
+    /// only, see [`Family::window_registers`](super::family::Family::window_registers).
+    pub misled: BTreeSet<u32>,
     /// A client is connected.
     pub attached: bool,
     /// The function is in its slot.
@@ -133,6 +137,7 @@ impl Side {
             request: Vectors::new(1),
             memory: ClientMemory::default(),
             refused: Vec::new(),
+            misled: BTreeSet::new(),
             attached: false,
             present: true,
             stats: SideStats::default(),
@@ -185,6 +190,7 @@ impl Side {
         self.config.reset();
         self.regs.reset();
         self.firmware = Firmware::default();
+        self.misled.clear();
         self.stats.resets += 1;
     }
 
