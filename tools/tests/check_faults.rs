@@ -118,7 +118,7 @@ fn wrong_mode() {
         3,
         "wrong-mode",
         &["before Skylake"],
-        &["later generation"],
+        &["docs/hardware.md lists"],
     );
     let driver = mode::intel_gen3(0x02).unwrap_err().of(NTB);
     assert_eq!((driver.name(), driver.class().code()), ("wrong-mode", 3));

@@ -80,6 +80,9 @@ const KNOWN_UNSUPPORTED: &[(u16, &[u16], &str)] = &[
     ),
 ];
 
+/// Makers of Switchtec switches: Microsemi, Microchip.
+const SWITCHTEC_VENDORS: [u16; 2] = [0x11F8, 0x1055];
+
 impl Family {
     /// The family of a function; `None` when it is no NTB that can be driven here.
     pub fn of(id: &Identity) -> Option<Self> {
@@ -105,6 +108,12 @@ impl Family {
     pub fn why_unsupported(id: &Identity) -> Option<&'static str> {
         if (id.vendor, id.device) == (0x8086, 0x347E) && id.revision < ICX_FIRST_REVISION {
             return Some("device 347e below revision 2 is an early Ice Lake sample, which no driver knows");
+        }
+        // Switches show many functions under one id: the class tells the NTB endpoint.
+        if SWITCHTEC_VENDORS.contains(&id.vendor) && id.class >> 8 == 0x06_80 {
+            return Some(
+                "Switchtec bridges take commands of their own instead of registers, and are not supported yet",
+            );
         }
         KNOWN_UNSUPPORTED
             .iter()
@@ -173,6 +182,16 @@ mod tests {
         assert_eq!(family(0x0F), Some(Family::IntelIcx));
         assert_eq!(family(0x10), Some(Family::IntelSpr));
         assert!(Family::why_unsupported(&id(0x8086, 0x347E, 1, 0)).is_some());
+    }
+
+    #[test]
+    fn a_switch_is_a_bridge_by_its_class_only() {
+        for vendor in [0x11F8, 0x1055] {
+            let why = |class| Family::why_unsupported(&id(vendor, 0x8546, 0, class));
+            assert!(why(0x06_8000).is_some_and(|why| why.contains("Switchtec")));
+            assert_eq!((why(0x05_8000), why(0x06_0400)), (None, None), "management, port");
+        }
+        assert_eq!(Family::why_unsupported(&id(0x8086, 0x1234, 0, 0x06_8000)), None);
     }
 
     #[test]

@@ -202,7 +202,7 @@ pub fn open(function: &Arc<dyn PciFunction>) -> Result<Arc<dyn NtbPort>, NtbErro
             return Err(NtbError::WrongMode {
                 device: function.name().to_owned(),
                 found: why.to_owned(),
-                remedy: "Use a bridge of a later generation",
+                remedy: "Use one of those that docs/hardware.md lists",
             });
         }
         return Err(NtbError::NotAnNtb {

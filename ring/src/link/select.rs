@@ -44,7 +44,8 @@ pub struct LinkOptions {
     /// With [`Address::Auto`]: only the best transport that this machine has hardware for will do, a bridge or else an RDMA
     /// device; an error otherwise.
     pub strict: bool,
-    /// Bridge that [`Address::Auto`] looks at; the first of the machine by default.
+    /// Bridge that [`Address::Auto`] looks at. By default every one of the machine that can be used: the first that has
+    /// something at its other end is taken. Where cables join several bridges of the same two hosts, name one.
     pub bridge: Option<Address>,
     /// How long [`Address::Auto`] with a host waits for the other end to choose with; 90 s by default.
     pub meet_within: Duration,
@@ -158,9 +159,14 @@ pub(super) fn bridge(address: &Address, options: &LinkOptions) -> Result<Box<dyn
         engine: options.engine,
         ..NtbOptions::default()
     };
-    let root = options.sysfs.parent().unwrap_or(Path::new("/"));
-    ntb.open.machine = ::ntb::pci::machine::Machine::at(root);
+    ntb.open.machine = machine(options);
     Ok(Box::new(NtbLink::open(&port, &ntb)?))
+}
+
+/// The machine whose sysfs the options name.
+#[cfg(feature = "ntb")]
+pub(super) fn machine(options: &LinkOptions) -> ::ntb::pci::machine::Machine {
+    ::ntb::pci::machine::Machine::at(options.sysfs.parent().unwrap_or(Path::new("/")))
 }
 
 #[cfg(not(feature = "ntb"))]
@@ -315,48 +321,6 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Bridges that there are: their addresses, and what they are, such as `Intel 8086:347e`.
-pub(super) fn bridges(sysfs: &Path) -> Vec<(String, String)> {
-    let devices = sysfs.join("bus/pci/devices");
-    names(&devices)
-        .into_iter()
-        .filter_map(|address| {
-            let read = |file: &str| {
-                let text = std::fs::read_to_string(devices.join(&address).join(file)).ok()?;
-                u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
-            };
-            let (vendor, device) = (read("vendor")?, read("device")?);
-            let family = family(vendor, device, read("class").unwrap_or(0))?;
-            Some((address, format!("{family} {vendor:04x}:{device:04x}")))
-        })
-        .collect()
-}
-
-/// The family of bridges that a PCI function belongs to. Ids: Linux `drivers/ntb/hw`, and for switches the class of
-/// their NTB endpoints.
-fn family(vendor: u32, device: u32, class: u32) -> Option<&'static str> {
-    const INTEL: [u32; 19] = [
-        0x3725, 0x3726, 0x3727, // JSF
-        0x3c0d, 0x3c0e, 0x3c0f, // SNB
-        0x0e0d, 0x0e0e, 0x0e0f, // IVT
-        0x2f0d, 0x2f0e, 0x2f0f, // HSX
-        0x6f0d, 0x6f0e, 0x6f0f, // BDX
-        0x201c, // SKX
-        0x347e, // ICX, SPR
-        0x0db4, // GNR
-        0x7868, // DMR
-    ];
-    const AMD: [u32; 7] = [0x145b, 0x148b, 0x14c0, 0x14c3, 0x155a, 0x17d4, 0x17d7];
-    const NTB_ENDPOINT_CLASS: u32 = 0x068000;
-    match vendor {
-        0x8086 if INTEL.contains(&device) => Some("Intel"),
-        0x1022 if AMD.contains(&device) => Some("AMD"),
-        0x1d94 if device == 0x145b => Some("Hygon"),
-        0x11f8 | 0x1055 if class == NTB_ENDPOINT_CLASS => Some("Switchtec"),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -372,9 +336,15 @@ mod tests {
         }
 
         fn device(&self, address: &str, vendor: &str, device: &str, class: &str) {
-            let folder = self.0.join("bus/pci/devices").join(address);
+            let folder = self.0.join("sys/bus/pci/devices").join(address);
             std::fs::create_dir_all(&folder).unwrap();
-            for (file, text) in [("vendor", vendor), ("device", device), ("class", class)] {
+            let files = [
+                ("vendor", vendor),
+                ("device", device),
+                ("class", class),
+                ("revision", "0x10"),
+            ];
+            for (file, text) in files {
                 std::fs::write(folder.join(file), format!("{text}\n")).unwrap();
             }
         }
@@ -382,7 +352,7 @@ mod tests {
         fn options(&self) -> LinkOptions {
             LinkOptions {
                 window_bytes: 1 << 16,
-                sysfs: self.0.clone(),
+                sysfs: self.0.join("sys"),
                 ..LinkOptions::default()
             }
         }
@@ -416,13 +386,15 @@ mod tests {
         sysfs.device("0000:84:00.0", "junk", "", "");
         let some = open(&parse("auto"), &sysfs.options()).unwrap();
         assert_eq!(some.link.facts().kind, LinkKind::Soft);
-        assert!(
-            some.chosen
-                .contains("0000:81:00.0 (Intel 8086:347e) and 1 more cannot be used"),
-            "{}",
-            some.chosen
-        );
-        assert!(!some.chosen.contains('\n'));
+        // Every one, and no other function.
+        for bridge in [
+            "bridge 0000:81:00.0 (intel-spr 8086:347e) cannot be used: ntb:0000:81:00.0: ",
+            "; bridge 0000:82:00.0 (NTB 11f8:8546) cannot be used: Switchtec",
+        ] {
+            let told = cfg!(feature = "ntb") == some.chosen.contains(bridge);
+            assert!(told, "{}", some.chosen);
+        }
+        assert!(!some.chosen.contains("0000:83:00.0") && !some.chosen.contains('\n'));
 
         let named = LinkOptions {
             soft_name: format!("auto-named-{}", std::process::id()),
@@ -451,10 +423,8 @@ mod tests {
         sysfs.device("0000:81:00.0", "0x8086", "0x347e", "0x068000");
         let e = open(&parse("auto"), &strict(&sysfs)).unwrap_err();
         assert_eq!(e.name, "no-transport", "{e}");
-        assert!(
-            e.what.contains("0000:81:00.0 (Intel 8086:347e) cannot be used"),
-            "{e}"
-        );
+        let told = "0000:81:00.0 (intel-spr 8086:347e) cannot be used";
+        assert_eq!(e.what.contains(told), cfg!(feature = "ntb"), "{e}");
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn who(device: &Device, identity: Option<&Identity>, family: Option<Family>) -> 
     };
     let error = mode::WrongMode {
         found: why.to_owned(),
-        remedy: "Use a bridge of a later generation",
+        remedy: "Use one of those that docs/hardware.md lists",
     }
     .of(&device.address().to_string());
     Item::fault(
@@ -168,7 +168,7 @@ fn who(device: &Device, identity: Option<&Identity>, family: Option<Family>) -> 
         &error,
         format!("{id}: {why}"),
         WHY,
-        "use a bridge of a later generation",
+        "use one of those that docs/hardware.md lists",
     )
 }
 

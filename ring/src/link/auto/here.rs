@@ -10,38 +10,33 @@
     )
 )]
 
-use std::time::{Duration, Instant};
-
 use sha2::{Digest, Sha256};
 
-use super::{Openers, offer::Offer};
+use super::{Openers, bridges::Bridges, offer::Offer};
 use crate::{
     address::Address,
     link::{
-        Link, LinkError, LinkKind, LinkState,
+        Link, LinkError, LinkKind,
         select::{self, LinkOptions},
         tcp::TcpLink,
     },
 };
-
-/// How long a bridge is waited for to show that something is at its other end.
-const CABLE: Duration = Duration::from_secs(1);
 
 /// What there is, and how to open it.
 pub(crate) struct Here<'a> {
     options: &'a LinkOptions,
     /// Where RDMA and TCP meet their peer.
     meeting: Option<(&'a str, u16)>,
-    bridge: Option<Box<dyn Link>>,
+    bridges: Bridges,
 }
 
 impl<'a> Here<'a> {
-    /// Looks for everything: opens a bridge where there is one, and asks for RDMA devices.
+    /// Looks for everything: opens the bridges that there are, and asks for RDMA devices.
     pub(crate) fn look(options: &'a LinkOptions, meeting: Option<(&'a str, u16)>) -> (Self, Offer) {
         let mut here = Self {
             options,
             meeting,
-            bridge: None,
+            bridges: Bridges::default(),
         };
         let mut offer = Offer {
             pid: std::process::id(),
@@ -66,7 +61,7 @@ impl<'a> Here<'a> {
                 offer.reasons.push((kind, why));
             }
         };
-        let bridge = here.find_bridge();
+        let bridge = here.find_bridges();
         note(&mut offer, LinkKind::Ntb, bridge);
         let rdma = match select::no_rdma(options) {
             None if meeting.is_some() => Ok(()),
@@ -100,60 +95,15 @@ impl<'a> Here<'a> {
         (here, offer)
     }
 
-    /// Opens the first bridge. What there is otherwise: whether it is there, and what is wrong with it.
-    fn find_bridge(&mut self) -> Result<(), (bool, String)> {
-        let (address, about) = match &self.options.bridge {
-            Some(address) => (address.clone(), address.to_string()),
-            None => {
-                let all = select::bridges(&self.options.sysfs);
-                let Some((bdf, family)) = all.first() else {
-                    return Err((false, "no bridge (NTB) on this machine".to_owned()));
-                };
-                let more = match all.len() {
-                    1 => String::new(),
-                    n => format!(" and {} more", n - 1),
-                };
-                (Address::Ntb(bdf.clone()), format!("{bdf} ({family}){more}"))
-            }
-        };
-        match select::bridge(&address, self.options) {
-            Ok(link) => {
-                self.bridge = Some(link);
-                Ok(())
-            }
-            Err(e) => Err((
-                true,
-                format!("bridge {about} cannot be used: {}", e.what.replace('\n', " ")),
-            )),
-        }
+    /// Opens every bridge that can be used. What there is otherwise: whether there is one, and what is wrong.
+    fn find_bridges(&mut self) -> Result<(), (bool, String)> {
+        self.bridges = Bridges::open(self.options)?;
+        Ok(())
     }
 
-    /// The bridge, once something is at its other end.
+    /// The first bridge that has something at its other end; all others are given back.
     pub(crate) fn take_bridge(&mut self) -> Result<Box<dyn Link>, LinkError> {
-        let Some(mut link) = self.bridge.take() else {
-            return Err(LinkError {
-                name: "no-device",
-                exit: 3,
-                what: "no bridge (NTB) to be had any more".to_owned(),
-                errno: None,
-            });
-        };
-        let start = Instant::now();
-        while link.poll()?.state == LinkState::CableDown {
-            if start.elapsed() >= CABLE {
-                return Err(LinkError {
-                    name: "cable-down",
-                    exit: 4,
-                    what: format!(
-                        "bridge {}: cable down, or nothing runs at its other end",
-                        link.facts().address
-                    ),
-                    errno: None,
-                });
-            }
-            link.wait(Duration::from_millis(5));
-        }
-        Ok(link)
+        std::mem::take(&mut self.bridges).connected()
     }
 }
 

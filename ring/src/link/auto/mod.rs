@@ -15,6 +15,7 @@
     )
 )]
 
+mod bridges;
 pub(crate) mod here;
 pub mod offer;
 #[cfg(test)]
