@@ -440,6 +440,36 @@ fn mappings_end_with_their_life() {
     }
 }
 
+/// What a side stores before it notices a loss that the other has noticed never hits an address that is not mapped: the
+/// window is closed, or where it is closed at the wrong end of a dead wire, there is memory behind it.
+#[test]
+fn stores_of_before_a_loss_is_noticed() {
+    for family in FAMILIES {
+        let mut joined = Joined::new(family, Trouble::Cable).up();
+        let mut engine = joined.far.as_ref().unwrap().outbound().unwrap();
+        joined.lose();
+        let start = Instant::now();
+        while joined.near.poll().unwrap().losses == 0 {
+            assert!(start.elapsed() < WATCHDOG, "{family}");
+        }
+        joined.restore();
+        engine.put(3, &line(3));
+        engine.flush();
+        let stats = loop {
+            let stats = joined.bridges.report().pair.b_to_a;
+            if stats.window_writes > 0 {
+                break stats;
+            }
+            assert!(start.elapsed() < WATCHDOG, "{family}");
+        };
+        assert_eq!(stats.lost_link_down, 0, "{family}: the test itself");
+        let open = family == "amd";
+        assert_eq!(stats.outside_window, u64::from(!open), "{family}");
+        let faults = stats.fault_unmapped + stats.fault_forbidden + stats.fault_misled;
+        assert_eq!(faults, 0, "{family}");
+    }
+}
+
 /// Sockets that are missing or taken, by the error's name.
 #[test]
 fn addresses_that_cannot_be_opened() {
