@@ -34,6 +34,16 @@ fn without_arguments_it_measures_a_hundred_thousand_round_trips() {
 }
 
 #[test]
+fn warming_up_is_told_as_it_was() {
+    for (asked, cut) in [("100", false), ("1000000000", true)] {
+        let v = object(&run(&["--json", "--count", "10", "--warmup", asked]));
+        let (warmup, asked) = (v["warmup"].as_u64().unwrap(), asked.parse().unwrap());
+        assert!(warmup > 0, "{v}");
+        assert_eq!(warmup < asked, cut, "{v}");
+    }
+}
+
+#[test]
 fn the_json_object_has_its_keys_and_nothing_else_is_printed() {
     let output = run(&["--json", "--count", "2000", "--warmup", "100"]);
     assert_eq!(output.status.code(), Some(0));

@@ -281,7 +281,7 @@ fn report(args: &RunArgs, site: &Site, facts: &ClockFacts, outcome: &Outcome) ->
         rate_hz: args.rate,
         reached_hz: per_second(run.sent(), elapsed_ns),
         elapsed_ns,
-        warmup: args.warmup,
+        warmup: run.next_seq().wrapping_sub(run.sent()), // as many as there was time for
         wait: args.wait.name(),
         sent: run.sent(),
         received,
