@@ -83,6 +83,32 @@ fn a_window_closes_before_its_mapping_goes_and_the_mapping_before_the_memory() {
 }
 
 #[test]
+fn memory_and_devices_may_come_in_any_order() {
+    let memory = || Arc::new(Region::allocate(BYTES, Pages::Normal).unwrap());
+    let space = |port: &Arc<dyn NtbPort>| DmaSpace::new(Arc::clone(port.function())).unwrap();
+    let map = |space: &Arc<DmaSpace>, regions: &[Arc<Region>]| -> Vec<_> {
+        regions.iter().map(|r| space.map(r, 4096).unwrap()).collect()
+    };
+    let pair = Pair::default();
+    let before = memory();
+    let first = pair.function(0);
+    let port = open(&first).unwrap();
+    let regions = [before, memory()];
+    let at_first = map(&space(&port), &regions);
+    // One that is added later reaches all memory that there was before it, whatever becomes of the first.
+    let second = pair.function(1);
+    let later = open(&second).unwrap();
+    let later_space = space(&later);
+    let at_second = map(&later_space, &regions);
+    assert_eq!((first.mappings().len(), second.mappings().len()), (2, 2));
+    drop((at_first, port));
+    assert_eq!((first.mappings().len(), second.mappings().len()), (0, 2));
+    let window = InboundWindow::over(&later, &later_space, 0, &regions[0], BYTES).unwrap();
+    drop((window, at_second));
+    assert_eq!(second.mappings().len(), 0);
+}
+
+#[test]
 fn a_window_that_does_not_close_takes_the_bus_from_the_device() {
     let pair = Pair::default();
     let fake = pair.function(0);
@@ -292,6 +318,7 @@ fn memory_that_cannot_be_had_is_refused_with_the_amount() {
         ("no-memory", ntb::pci::ExitClass::Permission)
     );
     assert!(e.to_string().contains(&(1u64 << 50).to_string()), "{e}");
+    assert!(e.to_string().contains("need not be filled"), "{e}");
     // A smaller window works in the same process.
     InboundWindow::allocate(&port, &space, 0, BYTES, Pages::Normal).unwrap();
 }

@@ -122,6 +122,9 @@ fn wrong_mode() {
     );
     let driver = mode::intel_gen3(0x02).unwrap_err().of(NTB);
     assert_eq!((driver.name(), driver.class().code()), ("wrong-mode", 3));
+    for part in ["NTB to root port", "firmware set-up"] {
+        assert!(driver.to_string().contains(part), "{driver}");
+    }
 }
 
 #[test]
@@ -224,6 +227,7 @@ fn memlock_too_small() {
         allowed: 1,
     };
     assert_eq!((driver.name(), driver.class().code()), ("memlock-too-small", 6));
+    assert!(driver.to_string().contains("ulimit -l"), "{driver}");
 }
 
 #[test]
@@ -293,6 +297,9 @@ fn lockdown() {
     let device = described.machine().device(NTB.parse().unwrap()).unwrap();
     let driver = device.combining_refusal(ntb::pci::Bar::B2).unwrap();
     assert_eq!((driver.name(), driver.class().code()), ("lockdown", 6));
+    for part in ["'integrity'", "turn Secure Boot off"] {
+        assert!(driver.to_string().contains(part), "{driver}");
+    }
     // A processor that stores whole lines does not mind.
     let (_, report) = machine.file("/proc/cpuinfo", "flags : movdir64b").check(&[]);
     assert_eq!(about(&report, "window")["state"], "note", "{report:#}");
@@ -326,9 +333,12 @@ fn window_larger_than_memory() {
         source,
     };
     assert_eq!((driver.name(), driver.class().code()), ("no-memory", 6));
+    assert!(driver.to_string().contains("need not be filled"), "{driver}");
 }
 
-/// The names that the check gives are those with which the driver refuses the same machine.
+/// The names that the check gives are those with which the driver refuses the same machine; and the driver, too, says why
+/// and what to do. Where more than a described machine is needed to see it refuse, that is in its own tests: the limit on
+/// locked memory, a busy node, memory that is not to be had, and the mode of a port.
 #[test]
 fn the_driver_refuses_what_the_check_faults() {
     let unpacked = |m: &Machine| ntb_tools::check::description::Described::unpack(&m.0).unwrap();
@@ -347,22 +357,52 @@ fn the_driver_refuses_what_the_check_faults() {
         "0x384000000000 0x38400000ffff 0x14220c\n0x0 0x0 0x0\n0x0 0x3fffffffff 0x2014220c\n0x0 0x0 0x0\n\
          0x382000000000 0x38203fffffff 0x14220c\n",
     );
-    let cases = [
+    let no_iommu: &[&str] = &["is in no IOMMU group", "VT-d or AMD-Vi", "intel_iommu=on"];
+    let cases: [(Machine, &str, &[&str]); 7] = [
         (
             Machine::good().without(&format!("{}/driver", dir(NTB))),
             "wrong-driver",
+            &[
+                "held by no driver",
+                "driverctl set-override 0000:81:00.0 vfio-pci",
+            ],
         ),
         (
             Machine::good().without(&format!("{}/iommu_group", dir(NTB))),
             "no-iommu",
+            no_iommu,
         ),
-        (Machine::good().node("/dev/vfio/noiommu-42", true), "no-iommu"),
-        (shared, "group-not-viable"),
-        (unplaced, "bar-not-placed"),
-        (Machine::good().without("/dev/vfio/42"), "node-missing"),
-        (Machine::bare(), "no-device"),
+        (
+            Machine::good().node("/dev/vfio/noiommu-42", true),
+            "no-iommu",
+            no_iommu,
+        ),
+        (
+            shared,
+            "group-not-viable",
+            &[
+                "group 42",
+                "0000:81:00.1 is with ice (in the way)",
+                "echo vfio-pci > /sys/bus/pci/devices/0000:81:00.1/driver_override",
+            ],
+        ),
+        (
+            unplaced,
+            "bar-not-placed",
+            &["BAR2", "has no address", "above 4G decoding"],
+        ),
+        (
+            Machine::good().without("/dev/vfio/42"),
+            "node-missing",
+            &["/dev/vfio/42 does not exist", "vfio-pci loaded", "container"],
+        ),
+        (
+            Machine::bare(),
+            "no-device",
+            &["no PCI function 0000:81:00.0", "firmware set-up", "lspci -nn"],
+        ),
     ];
-    for (machine, name) in cases {
+    for (machine, name, says) in cases {
         let described = unpacked(&machine);
         let options = ntb::pci::vfio::VfioOptions {
             patience: std::time::Duration::ZERO,
@@ -372,6 +412,8 @@ fn the_driver_refuses_what_the_check_faults() {
         let refused: OpenError =
             ntb::pci::vfio::Vfio::open(described.machine(), address, &options).unwrap_err();
         assert_eq!(refused.name(), name);
+        let text = refused.to_string();
+        assert!(says.iter().all(|part| text.contains(part)), "{says:?}: {text}");
         let (code, report) = machine.check(&[]);
         assert_eq!(report["names"][0], name, "{report:#}");
         assert_eq!(code, i32::from(refused.class().code()), "{name}");

@@ -163,7 +163,10 @@ pub enum NtbError {
         value: u64,
     },
     /// Inbound memory cannot be had.
-    #[error("{bytes} bytes of inbound memory cannot be allocated: {source}")]
+    #[error(
+        "{bytes} bytes of inbound memory cannot be allocated: {source}. Ask for less (a window need not be filled), or end \
+         what uses memory"
+    )]
     Memory {
         /// Bytes asked for.
         bytes: u64,

@@ -219,6 +219,18 @@ pub enum PciError {
         /// The limit.
         allowed: u64,
     },
+    /// Memory for the device must be there in full, and this machine has less.
+    #[error(
+        "{needed} bytes of memory are needed for the device and {available} are available: ask for less (a window need \
+         not be filled), end what uses memory, or choose a smaller window size in the firmware set-up, equal on both \
+         hosts"
+    )]
+    NoMemory {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that this machine has left.
+        available: u64,
+    },
     /// The IOMMU driver keeps no more mappings.
     #[error(
         "the IOMMU driver takes no more than {limit} mappings: use huge pages or fewer, larger regions, or raise \
@@ -300,6 +312,7 @@ impl PciError {
             Self::NoIova { .. } => "no-iova",
             Self::BadIova { .. } => "bad-iova",
             Self::Memlock { .. } => "memlock-too-small",
+            Self::NoMemory { .. } => "no-memory",
             Self::TooManyMappings { .. } => "too-many-mappings",
             Self::BadVector { .. } => "bad-vector",
             Self::ResetHitsOthers { .. } => "reset-hits-others",
@@ -334,6 +347,7 @@ impl PciError {
             Self::Protocol { .. } | Self::Version { .. } => ExitClass::Mismatch,
             Self::NoIova { .. }
             | Self::Memlock { .. }
+            | Self::NoMemory { .. }
             | Self::TooManyMappings { .. }
             | Self::Lockdown { .. }
             | Self::ResetHitsOthers { .. } => ExitClass::Permission,

@@ -197,6 +197,17 @@ impl Machine {
             .unwrap_or(0);
         (limit, locked * 1024)
     }
+
+    /// Memory that programs can still have, free huge pages included, in bytes; `None` when the kernel does not say.
+    pub fn available_memory(&self) -> Option<u64> {
+        let text = self.text("/proc/meminfo")?;
+        let number = |key: &str| -> Option<u64> {
+            let rest = text.lines().find_map(|l| l.strip_prefix(key))?;
+            rest.split_whitespace().next()?.parse().ok()
+        };
+        let huge = number("HugePages_Free:").unwrap_or(0) * number("Hugepagesize:").unwrap_or(0);
+        Some(number("MemAvailable:")?.saturating_add(huge).saturating_mul(1024))
+    }
 }
 
 /// Names in a directory; empty when it cannot be read.

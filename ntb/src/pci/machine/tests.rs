@@ -249,6 +249,7 @@ fn refused_combining_names_the_cause() {
         ("lockdown", crate::pci::ExitClass::Permission)
     );
     assert!(e.to_string().contains("lockdown ('integrity'"), "{e}");
+    assert!(e.to_string().contains("turn Secure Boot off"), "{e}");
     let e = why(&locked, libc::ENOENT);
     assert_eq!(e.name(), "no-such-mapping");
     assert!(e.to_string().contains("not prefetchable"), "{e}");

@@ -17,9 +17,14 @@ pub(super) fn explain_map(machine: &Machine, bytes: u64, source: io::Error) -> P
         Some(libc::ENOMEM) => {
             let (limit, locked) = machine.locked_memory();
             let needed = locked.saturating_add(bytes);
-            match limit.filter(|l| needed > *l) {
-                Some(allowed) => PciError::Memlock { needed, allowed },
-                None => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
+            let available = machine.available_memory().filter(|available| bytes > *available);
+            match (limit.filter(|l| needed > *l), available) {
+                (Some(allowed), _) => PciError::Memlock { needed, allowed },
+                (None, Some(available)) => PciError::NoMemory {
+                    needed: bytes,
+                    available,
+                },
+                (None, None) => PciError::io(format!("mapping {bytes} bytes for DMA"), source),
             }
         }
         Some(libc::ENOSPC) => {
@@ -224,6 +229,32 @@ mod tests {
     }
 
     #[test]
+    fn a_window_larger_than_memory_is_named_with_both_amounts() {
+        let described = Described::spr().file(
+            "/proc/meminfo",
+            "MemTotal: 524288 kB\nMemAvailable: 400000 kB\nHugePages_Free: 2\nHugepagesize: 2048 kB",
+        );
+        let available = 404_096 * 1024;
+        let machine = described.machine();
+        let e = explain_map(&machine, 1 << 30, errno(libc::ENOMEM));
+        assert_eq!(
+            (e.name(), e.class()),
+            ("no-memory", crate::pci::ExitClass::Permission)
+        );
+        let text = e.to_string();
+        for part in [
+            "1073741824",
+            &available.to_string(),
+            "need not be filled",
+            "firmware",
+        ] {
+            assert!(text.contains(part), "'{part}' is not in: {text}");
+        }
+        let e = explain_map(&machine, available, errno(libc::ENOMEM));
+        assert_eq!(e.name(), "device-io");
+    }
+
+    #[test]
     fn too_many_mappings_name_the_parameter() {
         let described =
             Described::spr().file("/sys/module/vfio_iommu_type1/parameters/dma_entry_limit", "1000");
@@ -252,7 +283,9 @@ mod tests {
         let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EBUSY), "42".into())));
         assert_eq!(e.name(), "node-busy");
         assert!(
-            e.to_string().contains("process 77 (other)") && e.to_string().contains("5s"),
+            ["process 77 (other)", "/dev/vfio/42", "5s", "end it first"]
+                .iter()
+                .all(|part| e.to_string().contains(part)),
             "{e}"
         );
         let e = why(Failed::Vfio(VfioError::OpenGroup(io(libc::EACCES), "42".into())));

@@ -7,10 +7,14 @@ use ntb::{
     hw::{self, NtbError, NtbPort},
     pci::{DmaSpace, EventFd, Notice, PciError, config},
 };
-use ntb_mem::{line::LINE_BYTES, region::Region};
+use ntb_mem::{
+    line::LINE_BYTES,
+    region::{Region, RegionError},
+};
 
 use super::{
     NtbOptions,
+    error::link_error,
     health::Health,
     joined::{capacity, ordinary},
 };
@@ -101,6 +105,9 @@ pub(super) fn allocate(port: &dyn NtbPort, options: &NtbOptions) -> Result<(Arc<
         true => asked.min(capacity(windows)).next_multiple_of(unit.max(1)),
         false => asked,
     };
-    let region = Region::allocate(bytes, options.pages).map_err(|e| memory_error(&e))?;
+    let region = Region::allocate(bytes, options.pages).map_err(|e| match e {
+        RegionError::BadSize { .. } => memory_error(&e),
+        source => link_error(port.function().name(), &NtbError::Memory { bytes, source }),
+    })?;
     Ok((Arc::new(region), bytes))
 }

@@ -5,6 +5,8 @@ use ntb::{
     pci::{OpenError, PciError},
 };
 
+use ntb_mem::region::RegionError;
+
 use crate::link::LinkError;
 
 /// An error of the driver, with the link it is about.
@@ -28,6 +30,10 @@ fn errno(e: &NtbError) -> Option<i32> {
         | NtbError::Open(
             OpenError::Permission { source, .. } | OpenError::Pci(PciError::Io { source, .. }),
         ) => source.raw_os_error(),
+        NtbError::Memory {
+            source: RegionError::NoHugePages { errno, .. } | RegionError::Kernel { errno, .. },
+            ..
+        } => Some(errno.raw_os_error()),
         _ => None,
     }
 }
