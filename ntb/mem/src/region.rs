@@ -313,6 +313,20 @@ pub fn remote_loads() -> Option<u64> {
     None
 }
 
+/// What [`View::take_small`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Small {
+    /// A message.
+    Taken {
+        /// Bytes copied.
+        len: usize,
+        /// Lower half of word 6.
+        lower: u32,
+    },
+    /// Anything else, with this word 7.
+    Not(u64),
+}
+
 /// A bounds-checked window onto a [`Region`], in 64-bit words. Keeps the region mapped.
 ///
 /// Another party may change any word at any time; each load gives one moment's value of one word.
@@ -427,6 +441,78 @@ impl View {
         // SAFETY: in bounds by the line above; lines of a page-aligned mapping are aligned to 64; mapped as long as
         // `region` lives, and no reference to it exists anywhere.
         unsafe { crate::store::write_back(self.base.add(line as usize * LINE_WORDS), content) };
+    }
+
+    /// Takes a message of up to 48 bytes out of a line, if word 7 (loaded first, with acquire) is `word7` in all but its
+    /// highest byte, which is the length, and the upper half of word 6 is `upper`. Its bytes are copied in no order, some
+    /// of them perhaps twice.
+    ///
+    /// # Panics
+    /// When `line` is not below [`View::lines`].
+    #[inline(always)]
+    pub fn take_small(&self, line: u64, word7: u64, upper: u32, buf: &mut [u8]) -> Small {
+        assert!(line < self.lines(), "line outside the view");
+        self.count_remote_load();
+        let src = self.base.wrapping_add(line as usize * LINE_WORDS);
+        let word = |i, order| {
+            // SAFETY: a word of a line in bounds by the assertion above; otherwise as in `word`.
+            u64::from_le(unsafe { AtomicU64::from_ptr(src.add(i)) }.load(order))
+        };
+        let found = word(7, Ordering::Acquire);
+        let differing = found ^ word7;
+        if differing << 8 != 0 {
+            return Small::Not(found);
+        }
+        let (len, seal) = ((differing >> 56) as usize, word(6, Ordering::Relaxed));
+        let fits = len <= 48 && len <= buf.len();
+        if !fits || (seal >> 32) as u32 != upper {
+            return Small::Not(found);
+        }
+        let dst = &mut buf[..len];
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: inside the line, as above; `dst` is nobody else's.
+        unsafe {
+            crate::store::copy_small(dst.as_mut_ptr(), src.cast(), len);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Line::from_parts(self.load_body(line), 0).copy_to(dst);
+        Small::Taken {
+            len,
+            lower: seal as u32,
+        }
+    }
+
+    /// Stores a line of up to 48 bytes, filled up with zeros, and its words 6 and 7: the last one with release.
+    ///
+    /// # Panics
+    /// When `line` is not below [`View::lines`], or there are more bytes.
+    #[inline(always)]
+    pub fn store_small(&self, line: u64, bytes: &[u8], word6: u64, word7: u64) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert!(line < self.lines() && bytes.len() <= 48, "outside the view");
+            let dst = self.base.wrapping_add(line as usize * LINE_WORDS);
+            let word = |i| {
+                // SAFETY: in the line, in bounds by the assertion above; otherwise as in `word`.
+                unsafe { AtomicU64::from_ptr(dst.add(i)) }
+            };
+            if bytes.len() < 48 {
+                for i in 0..6 {
+                    word(i).store(0, Ordering::Relaxed);
+                }
+            }
+            // SAFETY: inside the line, as above; `bytes` is nobody else's.
+            unsafe { crate::store::copy_small(dst.cast(), bytes.as_ptr(), bytes.len()) };
+            word(6).store(word6.to_le(), Ordering::Relaxed);
+            word(7).store(word7.to_le(), Ordering::Release);
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let mut content = Line::from_bytes(bytes);
+            content.0[6] = word6;
+            content.0[7] = word7;
+            self.store_line(line, &content);
+        }
     }
 
     /// Copies bytes out, from byte `from` on: each byte is loaded once, in no order.

@@ -188,6 +188,102 @@ pub unsafe fn copy_lines(dst: *mut u8, src: *const u8, lines: usize) {
     }
 }
 
+/// Copies `len` bytes, at most 48, by few wide moves that may overlap: each byte is loaded and stored once or
+/// twice, in no order.
+///
+/// # Safety
+/// `dst` points to `len` mapped, writable bytes and `src` to as many readable ones; no Rust reference exists to the one
+/// that another party stores into or reads.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub unsafe fn copy_small(dst: *mut u8, src: *const u8, len: usize) {
+    debug_assert!(len <= 48, "more than a small message");
+    if len == 48 {
+        // The most common one, with nothing to compute from the length.
+        // SAFETY: as the caller says, 48 bytes at each; see `copy_16`.
+        unsafe {
+            std::arch::asm!(
+                "movups {a}, [{src}]",
+                "movups {b}, [{src} + 16]",
+                "movups {c}, [{src} + 32]",
+                "movups [{dst}], {a}",
+                "movups [{dst} + 16], {b}",
+                "movups [{dst} + 32], {c}",
+                src = in(reg) src,
+                dst = in(reg) dst,
+                a = out(xmm_reg) _,
+                b = out(xmm_reg) _,
+                c = out(xmm_reg) _,
+                options(nostack, preserves_flags)
+            );
+        }
+        return;
+    }
+    // SAFETY: as the caller says.
+    unsafe { copy_shorter(dst, src, len) };
+}
+
+/// As [`copy_small`], below 48 bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copy_shorter(dst: *mut u8, src: *const u8, len: usize) {
+    if len < 16 {
+        // SAFETY: as the caller says.
+        unsafe { copy_shortest(dst, src, len) };
+        return;
+    }
+    // SAFETY: every move lies inside the first `len` bytes, of which there are at least 16.
+    unsafe {
+        copy_16(dst, src);
+        if len > 32 {
+            copy_16(dst.add(16), src.add(16));
+        }
+        copy_16(dst.add(len - 16), src.add(len - 16));
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn copy_16(dst: *mut u8, src: *const u8) {
+    // SAFETY: the caller vouches for 16 bytes at each; the moves are unaligned ones. In assembly, since another party may
+    // load or store the same memory meanwhile.
+    unsafe {
+        std::arch::asm!(
+            "movups {a}, [{src}]",
+            "movups [{dst}], {a}",
+            src = in(reg) src,
+            dst = in(reg) dst,
+            a = out(xmm_reg) _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(never)]
+unsafe fn copy_shortest(dst: *mut u8, src: *const u8, len: usize) {
+    if len >= 8 {
+        for at in [0, len - 8] {
+            // SAFETY: both moves lie inside `len` bytes; as above.
+            unsafe {
+                std::arch::asm!(
+                    "mov {a}, [{src}]",
+                    "mov [{dst}], {a}",
+                    src = in(reg) src.add(at),
+                    dst = in(reg) dst.add(at),
+                    a = out(reg) _,
+                    options(nostack, preserves_flags)
+                );
+            }
+        }
+        return;
+    }
+    for i in 0..len {
+        // SAFETY: below `len`; volatile, since another party may change or read the memory.
+        unsafe { dst.add(i).write_volatile(src.add(i).read_volatile()) };
+    }
+}
+
 /// Everything stored before is on its way, and ahead of anything stored after: drains the combining
 /// buffers and orders streaming and direct stores (`sfence`).
 #[inline(always)]
@@ -255,6 +351,26 @@ mod tests {
             let end = skew + lines * 64;
             assert_eq!(target[skew..end], source[8 - skew..8 - skew + lines * 64]);
             assert!(target[..skew].iter().chain(&target[end..]).all(|b| *b == 0xee));
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn small_copies_take_every_length_and_no_byte_more() {
+        let source: Vec<u8> = (1..=64).collect();
+        for len in 0..=48 {
+            for skew in 0..16 {
+                let mut target = [0xee_u8; 80];
+                // SAFETY: the first 48 bytes of one and 48 bytes inside the other; both local, no reference in use.
+                unsafe { copy_small(target.as_mut_ptr().add(skew), source.as_ptr(), len) };
+                assert_eq!(target[skew..skew + len], source[..len]);
+                assert!(
+                    target[..skew]
+                        .iter()
+                        .chain(&target[skew + len..])
+                        .all(|b| *b == 0xee)
+                );
+            }
         }
     }
 

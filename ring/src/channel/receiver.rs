@@ -95,25 +95,36 @@ impl Receiver {
     /// Receives one message into `buf`.
     #[inline(always)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvFailure> {
-        if let Some(rx) = &mut self.rx {
-            let polled = rx.try_recv_line(buf);
-            let now = self.shared.epoch.load(Ordering::Acquire); // E2
-            match polled {
-                Polled::Received(received) if now == self.epoch => return Ok(received),
-                Polled::Empty if now == self.epoch && self.pump.is_none() => return Err(RecvFailure::Empty),
-                Polled::Received(received) => {
-                    let one = ReceiverStats {
-                        messages: 1,
-                        bytes: received.len as u64,
-                        lines: 1,
-                        ..ReceiverStats::default()
-                    };
-                    self.outcome = self.attempt_ended(Ok(received), received.seq, one);
-                }
-                Polled::Empty | Polled::Other => self.try_recv_other(buf),
+        // Twice, so that what the one gives stays in registers.
+        match &mut self.rx {
+            Some(rx) if rx.is_plain() => {
+                let polled = rx.try_recv_plain(buf);
+                self.polled(polled, buf)
             }
-        } else {
-            self.try_recv_other(buf);
+            Some(rx) => {
+                let polled = rx.try_recv_checked(buf);
+                self.polled(polled, buf)
+            }
+            None => self.polled(Polled::Other, buf),
+        }
+    }
+
+    #[inline(always)]
+    fn polled(&mut self, polled: Polled, buf: &mut [u8]) -> Result<Received, RecvFailure> {
+        let now = self.shared.epoch.load(Ordering::Acquire); // E2
+        match polled {
+            Polled::Received(received) if now == self.epoch => return Ok(received),
+            Polled::Empty if now == self.epoch && self.pump.is_none() => return Err(RecvFailure::Empty),
+            Polled::Received(received) => {
+                let one = ReceiverStats {
+                    messages: 1,
+                    bytes: received.len as u64,
+                    lines: 1,
+                    ..ReceiverStats::default()
+                };
+                self.outcome = self.attempt_ended(Ok(received), received.seq, one);
+            }
+            Polled::Empty | Polled::Other => self.try_recv_other(buf),
         }
         std::mem::replace(&mut self.outcome, Err(RecvFailure::Empty))
     }

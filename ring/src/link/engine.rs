@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use ntb_mem::line::{LINE_BYTES, LINE_WORDS, Line};
-use ntb_mem::region::View;
+use ntb_mem::region::{Small, View};
 
 pub use crate::wire::line::Order;
 
@@ -35,6 +35,15 @@ pub trait StoreEngine: Send {
 
     /// Stores one line. With [`Order::Ordered`], word 7 becomes visible after the others.
     fn put(&mut self, line: u64, content: &Line);
+
+    /// Stores a line of up to 48 bytes, filled up with zeros, and its words 6 and 7.
+    #[inline]
+    fn put_small(&mut self, line: u64, bytes: &[u8], word6: u64, word7: u64) {
+        let mut content = Line::from_bytes(bytes);
+        content.0[6] = word6;
+        content.0[7] = word7;
+        self.put(line, &content);
+    }
 
     /// Stores `bytes` from the start of line `line` on, the last line filled up with zeros. Within the run no order is
     /// promised.
@@ -79,6 +88,22 @@ pub trait Inbound: Send {
         body
     }
 
+    /// As [`View::take_small`].
+    #[inline]
+    fn take_small(&self, line: u64, word7: u64, upper: u32, buf: &mut [u8]) -> Small {
+        let content = self.load_line(line);
+        let differing = content.0[7] ^ word7;
+        let (len, seal) = ((differing >> 56) as usize, content.0[6]);
+        match buf.get_mut(..len) {
+            Some(dst) if differing << 8 == 0 && len <= 48 && (seal >> 32) as u32 == upper => {
+                content.copy_to(dst);
+                let lower = seal as u32;
+                Small::Taken { len, lower }
+            }
+            _ => Small::Not(content.0[7]),
+        }
+    }
+
     /// Copies bytes out, from byte `from` on. Each word is loaded once, relaxed.
     fn copy_out(&self, from: usize, dst: &mut [u8]) {
         let mut at = from;
@@ -109,6 +134,11 @@ impl Inbound for View {
     #[inline(always)]
     fn load_body(&self, line: u64) -> [u64; LINE_WORDS - 1] {
         View::load_body(self, line)
+    }
+
+    #[inline(always)]
+    fn take_small(&self, line: u64, word7: u64, upper: u32, buf: &mut [u8]) -> Small {
+        View::take_small(self, line, word7, upper, buf)
     }
 
     #[inline(always)]
@@ -144,6 +174,11 @@ impl StoreEngine for WriteBack {
     #[inline(always)]
     fn put(&mut self, line: u64, content: &Line) {
         self.memory.store_line(line, content);
+    }
+
+    #[inline(always)]
+    fn put_small(&mut self, line: u64, bytes: &[u8], word6: u64, word7: u64) {
+        self.memory.store_small(line, bytes, word6, word7);
     }
 
     #[inline]
@@ -200,6 +235,14 @@ impl StoreEngine for Engine {
         match self {
             Self::WriteBack(e) => e.put(line, content),
             Self::Other(e) => e.put(line, content),
+        }
+    }
+
+    #[inline(always)]
+    fn put_small(&mut self, line: u64, bytes: &[u8], word6: u64, word7: u64) {
+        match self {
+            Self::WriteBack(e) => e.put_small(line, bytes, word6, word7),
+            Self::Other(e) => e.put_small(line, bytes, word6, word7),
         }
     }
 

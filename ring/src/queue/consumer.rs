@@ -7,6 +7,7 @@ use std::{
 
 use ntb_mem::{
     line::{LINE_BYTES, LINE_WORDS, Line},
+    region::Small,
     sync::{self, Arc, Counter},
 };
 
@@ -19,7 +20,7 @@ use crate::{
     wire::{
         check::Check,
         line::{self, Decoded, Head, INLINE_MAX},
-        mark::{Kind, widen48},
+        mark::{Kind, same_message, small_after, widen48},
         page,
     },
 };
@@ -76,7 +77,7 @@ pub const INCOMPLETE_DEADLINE: Duration = Duration::from_millis(500);
 
 /// Empty polls between two looks whether the producer waits for a credit: so few that it makes no difference to it.
 /// Models look every time.
-const LOOK_EVERY: u32 = if cfg!(loom) { 1 } else { 8 };
+const LOOK_EVERY: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// Empty polls between two looks for messages that were sent and have not arrived.
 const OVERDUE_EVERY: u32 = 4096;
@@ -93,6 +94,26 @@ struct Block {
     checked: bool,
 }
 
+/// How a line that completes one small message may be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// By its ending alone: the link is ordered.
+    Plain,
+    /// When its check holds.
+    Checked,
+    /// Not at all: a block is open, or the peer's data is corrupt.
+    Special,
+}
+
+impl Next {
+    fn of(order: Order) -> Self {
+        match order {
+            Order::Ordered => Self::Plain,
+            Order::Relaxed => Self::Checked,
+        }
+    }
+}
+
 /// What a look at the ring gave.
 enum Peek {
     /// The next message, in one line: sound, with its type and length.
@@ -107,7 +128,8 @@ enum Peek {
     Other(Line),
 }
 
-/// What [`Consumer::try_recv_line`] gave.
+/// What [`Consumer::try_recv_plain`] gave.
+#[derive(Clone, Copy)]
 pub(crate) enum Polled {
     Received(Received),
     Empty,
@@ -122,11 +144,16 @@ pub struct Consumer<E, I> {
     engine: E,
     lane: Lane,
     order: Order,
+    next: Next,
     mask: u64,
     /// Lines consumed. The next head stands at this position.
     tail: u64,
-    /// Sequence of the next message.
+    /// Sequence of the next message, and [`LaneKey::small`](crate::wire::mark::LaneKey) of it.
     seq: u64,
+    small_due: u64,
+    /// Bytes of a small message that was received and is yet to be accounted for, plus one; zero when there is none. What
+    /// a reader sends in answer does not wait for the accounts: the next call settles them.
+    owed: u64,
     /// Lines given back.
     credited: u64,
     /// Consumed lines that are given back when nothing else is to be done, and at the latest.
@@ -167,9 +194,12 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             control,
             engine,
             order,
+            next: Next::of(order),
             mask: lane.ring_lines - 1,
             tail: 0,
             seq: lane.first_seq,
+            small_due: lane.to_consumer.small(lane.first_seq),
+            owed: 0,
             credited: 0,
             credit_step: credit_step(lane.ring_lines),
             credit_latest: credit_latest(lane.ring_lines),
@@ -191,13 +221,15 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
 
     /// Sequence of the message that comes next.
     pub fn next_seq(&self) -> u64 {
-        self.seq
+        self.seq.wrapping_add(self.owed.min(1))
     }
 
     /// Counts so far.
     pub fn stats(&self) -> ConsumerStats {
         ConsumerStats {
-            lines: self.tail,
+            messages: self.next_seq().wrapping_sub(self.lane.first_seq),
+            bytes: self.stats.bytes.wrapping_add(self.owed.saturating_sub(1)),
+            lines: self.tail.wrapping_add(self.owed.min(1)),
             ..self.stats
         }
     }
@@ -217,25 +249,73 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.deadline = deadline;
     }
 
-    /// The whole of [`Consumer::try_recv`] for a message of one line, and for none.
+    /// True when lines may be taken by their ending alone.
     #[inline(always)]
-    pub(crate) fn try_recv_line(&mut self, buf: &mut [u8]) -> Polled {
-        let (content, message_type, len) = match self.peek() {
-            Peek::Line(content, message_type, len) => (content, message_type, len),
-            Peek::Empty => return Polled::Empty,
-            Peek::Idle | Peek::Block | Peek::Other(_) => return Polled::Other,
-        };
-        let Some(dst) = buf.get_mut(..len) else {
+    pub(crate) fn is_plain(&self) -> bool {
+        self.next == Next::Plain
+    }
+
+    /// The whole of [`Consumer::try_recv`] for a message of up to 48 bytes, and for none, while [`Consumer::is_plain`].
+    #[inline(always)]
+    pub(crate) fn try_recv_plain(&mut self, buf: &mut [u8]) -> Polled {
+        self.settle();
+        let guard = self.lane.to_consumer.guard;
+        match self.ring.take_small(self.tail & self.mask, self.small_due, guard, buf) /* C1 */ {
+            Small::Taken { len, lower } => self.consume_small(len, lower),
+            Small::Not(mark) if !same_message(mark, self.small_due) && self.poll_again() => Polled::Empty,
+            Small::Not(_) => Polled::Other,
+        }
+    }
+
+    /// As [`Consumer::try_recv_plain`] where the check decides. The bytes checked are the bytes delivered.
+    #[inline(never)]
+    pub(crate) fn try_recv_checked(&mut self, buf: &mut [u8]) -> Polled {
+        if self.next == Next::Special {
             return Polled::Other;
-        };
-        content.copy_to(dst);
+        }
+        match self.peek() {
+            Peek::Line(content, message_type, len) if len <= buf.len() => {
+                content.copy_to(&mut buf[..len]);
+                self.consume_small(len, message_type)
+            }
+            Peek::Empty => Polled::Empty,
+            _ => Polled::Other,
+        }
+    }
+
+    #[inline(always)]
+    fn consume_small(&mut self, len: usize, message_type: u32) -> Polled {
         let seq = self.seq;
-        self.consume(1, 1, len as u64);
+        self.owed = len as u64 + 1;
+        self.consumed.store(seq.wrapping_add(1), Relaxed);
         Polled::Received(Received {
             len,
             message_type,
             seq,
         })
+    }
+
+    /// Accounts for the small message received last.
+    #[inline(always)]
+    fn settle(&mut self) {
+        if self.owed != 0 {
+            let len = self.owed - 1;
+            self.owed = 0;
+            self.small_due = small_after(self.small_due);
+            self.consume(1, 1, len);
+        }
+    }
+
+    /// Nothing there: false when it is time for what is done then. The poll that finds nothing is the one whose length a
+    /// message has to wait for.
+    #[inline(always)]
+    fn poll_again(&mut self) -> bool {
+        let polls = self.empty_polls.wrapping_add(1);
+        if polls.is_multiple_of(LOOK_EVERY) {
+            return false;
+        }
+        self.empty_polls = polls;
+        true
     }
 
     /// Receives one message into `buf` and returns its length, type and sequence.
@@ -306,6 +386,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Looks whether the next message is there.
     #[inline(always)]
     fn peek(&mut self) -> Peek {
+        self.settle();
         if self.block.is_some() {
             return Peek::Block;
         }
@@ -315,13 +396,11 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             return Peek::Idle;
         }
         if !line::is_due(mark, self.lane.to_consumer, self.seq) {
-            // The poll that finds nothing is the one whose length a message has to wait for.
-            let polls = self.empty_polls.wrapping_add(1);
-            if polls.is_multiple_of(LOOK_EVERY) || self.tail.wrapping_sub(self.credited) >= self.credit_step {
-                return Peek::Idle;
-            }
-            self.empty_polls = polls;
-            return Peek::Empty;
+            return if self.poll_again() {
+                Peek::Empty
+            } else {
+                Peek::Idle
+            };
         }
         let content = Line::from_parts(self.ring.load_body(at), mark);
         match line::single(&content, self.lane.to_consumer, self.order) {
@@ -366,6 +445,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
                 };
                 let (result, take) = f(&message);
                 if take {
+                    self.small_due = small_after(self.small_due);
                     self.consume(1, 1, len as u64);
                 }
                 return Ok(result);
@@ -420,6 +500,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             line: content,
             checked,
         });
+        self.next = Next::Special;
         Ok(())
     }
 
@@ -464,15 +545,18 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         if block.done == block.head.count {
             lines = 1 + block.head.extra_lines;
             self.block = None;
+            if self.corrupt.is_none() {
+                self.next = Next::of(self.order);
+            }
         }
         self.consume(lines, u64::from(n), bytes);
+        self.small_due = self.lane.to_consumer.small(self.seq);
     }
 
     #[inline(always)]
     fn consume(&mut self, lines: u64, messages: u64, bytes: u64) {
         self.tail = self.tail.wrapping_add(lines);
         self.seq = self.seq.wrapping_add(messages);
-        self.stats.messages += messages;
         self.stats.bytes += bytes;
         self.empty_polls = 0;
         self.consumed.store(self.seq, Relaxed);
@@ -534,6 +618,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             _ if !behind => None,
             Some((seq, since)) if seq == self.seq => {
                 if since.elapsed() >= self.deadline {
+                    self.next = Next::Special;
                     self.corrupt
                         .get_or_insert("a message that was sent has not arrived");
                 }
@@ -545,12 +630,15 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
 
     /// True when the mark of the next message is there, complete or not.
     pub fn has_arrived(&self) -> bool {
-        let at = (self.tail & self.mask) as usize * LINE_WORDS + LINE_WORDS - 1;
-        self.block.is_some() || line::is_due(self.ring.load(at, Acquire), self.lane.to_consumer, self.seq)
+        let tail = self.tail.wrapping_add(self.owed.min(1));
+        let at = (tail & self.mask) as usize * LINE_WORDS + LINE_WORDS - 1;
+        let mark = self.ring.load(at, Acquire);
+        self.block.is_some() || line::is_due(mark, self.lane.to_consumer, self.next_seq())
     }
 
     /// Gives back everything consumed so far, if anything.
     pub fn give_back(&mut self) {
+        self.settle();
         if self.tail != self.credited {
             self.post_credit();
         }
@@ -585,6 +673,7 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
             };
             if late {
                 self.corrupt = Some(why);
+                self.next = Next::Special;
             }
         }
         self.idle()
@@ -608,11 +697,11 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         let at = page::ECHO as usize * LINE_WORDS;
         let sent = key
             .open(self.control.load(at + 1, Acquire))
-            .map(|v| widen48(v, self.seq));
+            .map(|v| widen48(v, self.next_seq()));
         let number = key.open(self.control.load(at, Acquire));
         match (number, sent) {
             (Some(n), Some(sent)) if n == self.arm & crate::wire::mark::CONTROL_MASK => {
-                if sent == self.seq {
+                if sent == self.next_seq() {
                     super::Answer::Sleep
                 } else {
                     super::Answer::Poll

@@ -13,7 +13,7 @@ use crate::{
     wire::{
         check::Check,
         line::{self, BARE_MAX, INLINE_MAX, SMALL_MAX},
-        mark::{Kind, widen48},
+        mark::{Kind, small_after, widen48},
         page,
     },
 };
@@ -86,8 +86,12 @@ pub struct Producer<E, I> {
     ring_at: u64,
     /// Lines stored so far. `head - credit` is at most `ring_lines`.
     head: u64,
-    /// Sequence of the next message.
+    /// Line that comes next, as the engine counts, and lines known to be free: made ready behind the send before.
+    at: u64,
+    free: u64,
+    /// Sequence of the next message, and [`LaneKey::small`](crate::wire::mark::LaneKey) of it.
     seq: u64,
+    small_next: u64,
     /// Lines the consumer has given back, as last read: never ahead of the truth.
     credit: u64,
     /// Count of consumed lines last posted as wanted, refusals since, and times it was posted.
@@ -123,7 +127,10 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             mask: lane.ring_lines - 1,
             ring_at: lane.consumer_base + page::PAGE_LINES,
             head: 0,
+            at: lane.consumer_base + page::PAGE_LINES,
+            free: lane.ring_lines,
             seq: lane.first_seq,
+            small_next: lane.to_consumer.small(lane.first_seq),
             credit: 0,
             wanted: None,
             waiting: 0,
@@ -143,7 +150,11 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
 
     /// Counts so far.
     pub fn stats(&self) -> ProducerStats {
-        self.stats
+        ProducerStats {
+            messages: self.seq.wrapping_sub(self.lane.first_seq),
+            lines: self.head,
+            ..self.stats
+        }
     }
 
     /// Largest message in bytes.
@@ -172,7 +183,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     /// As [`Producer::try_send`] for a message that fits a line when there is known to be room; `None` otherwise.
     #[inline(always)]
     pub(crate) fn try_send_line(&mut self, message_type: u32, bytes: &[u8]) -> Option<u64> {
-        if bytes.len() > SMALL_MAX || self.lane.ring_lines == self.head.wrapping_sub(self.credit) {
+        if bytes.len() > SMALL_MAX || self.free == 0 {
             return None;
         }
         let seq = self.put_single(Kind::Small, message_type, bytes);
@@ -199,10 +210,24 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     #[inline(always)]
     fn put_single(&mut self, kind: Kind, message_type: u32, bytes: &[u8]) -> u64 {
         let seq = self.seq;
-        let content = line::encode_single(self.lane.to_consumer, self.order, kind, seq, message_type, bytes);
-        self.engine.put(self.ring_at + (self.head & self.mask), &content); // P1
+        let at = self.at;
+        if self.order == Order::Ordered && kind == Kind::Small {
+            let seal = u64::from(message_type) | u64::from(self.lane.to_consumer.guard) << 32;
+            let mark = self.small_next | (bytes.len() as u64) << 56;
+            self.engine.put_small(at, bytes, seal, mark); // P1
+        } else {
+            self.put_encoded(at, kind, message_type, bytes);
+        }
+        self.small_next = small_after(self.small_next);
         self.advance(1, 1, bytes.len() as u64);
         seq
+    }
+
+    #[inline(never)]
+    fn put_encoded(&mut self, at: u64, kind: Kind, message_type: u32, bytes: &[u8]) {
+        let key = self.lane.to_consumer;
+        let content = line::encode_single(key, self.order, kind, self.seq, message_type, bytes);
+        self.engine.put(at, &content); // P1
     }
 
     #[inline(never)]
@@ -332,24 +357,25 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             inline,
             check,
         );
-        self.engine.put(self.ring_at + (self.head & self.mask), &head); // P1
+        self.engine.put(self.at, &head); // P1
         self.advance(1 + extra, u64::from(count), bytes.len() as u64);
+        self.small_next = self.lane.to_consumer.small(self.seq);
     }
 
     #[inline(always)]
     fn advance(&mut self, lines: u64, messages: u64, bytes: u64) {
         self.head = self.head.wrapping_add(lines);
+        self.free -= lines;
+        self.at = self.ring_at + (self.head & self.mask);
         self.seq = self.seq.wrapping_add(messages);
         self.sent.store(self.seq, Release);
-        self.stats.messages += messages;
         self.stats.bytes += bytes;
-        self.stats.lines += lines;
     }
 
     /// Makes sure that `lines` are free.
     #[inline(always)]
     fn reserve(&mut self, lines: u64) -> Result<(), SendError> {
-        if self.lane.ring_lines - self.head.wrapping_sub(self.credit) >= lines {
+        if self.free >= lines {
             return Ok(());
         }
         self.reserve_slow(lines)
@@ -372,11 +398,10 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
 
     /// Lines free, taking up a new credit when the known ones leave fewer than `wanted`.
     fn free_lines(&mut self, wanted: u64) -> Result<u64, SendError> {
-        let free = |s: &Self| s.lane.ring_lines - s.head.wrapping_sub(s.credit);
-        if free(self) < wanted {
+        if self.free < wanted {
             self.take_credit()?;
         }
-        Ok(free(self))
+        Ok(self.free)
     }
 
     /// Reads the credit in this side's own memory. True when it has moved.
@@ -398,6 +423,7 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
             });
         }
         self.credit = credit;
+        self.free += gained;
         if gained > 0 {
             self.refused_in_a_row = 0;
             self.stats.credits += 1;

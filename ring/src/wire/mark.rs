@@ -87,6 +87,12 @@ impl LaneKey {
         u64::from(self.tag) << 32 | u64::from((seq as u32).wrapping_add(self.start))
     }
 
+    /// Bits 0 to 56 of the mark of message `seq` when it is of kind [`Kind::Small`]: all but the length.
+    #[inline(always)]
+    pub(crate) fn small(self, seq: u64) -> u64 {
+        self.identity(seq) | (Kind::Small as u64) << 48
+    }
+
     /// A control word: 48 bits of value under the tag.
     #[inline(always)]
     pub(crate) fn seal(self, value: u64) -> u64 {
@@ -118,6 +124,18 @@ pub(crate) fn mark(key: LaneKey, kind: Kind, seq: u64, len: u8) -> u64 {
     key.identity(seq) | u64::from(kind as u8) << 48 | u64::from(len) << 56
 }
 
+/// True when two marks are of one message of one life, whatever their kinds.
+#[inline(always)]
+pub(crate) fn same_message(a: u64, b: u64) -> bool {
+    (a ^ b) & IDENTITY_MASK == 0
+}
+
+/// [`LaneKey::small`] of the message after the one whose `small` is given.
+#[inline(always)]
+pub(crate) fn small_after(small: u64) -> u64 {
+    small >> 32 << 32 | u64::from((small as u32).wrapping_add(1))
+}
+
 /// Kind bits (flags included, so that a set flag is an unknown kind) and length byte of a mark.
 #[inline(always)]
 pub(crate) fn kind_and_len(mark: u64) -> (u8, u8) {
@@ -142,6 +160,13 @@ mod tests {
             prop_assert_ne!(m, 0);
             prop_assert_ne!(m, u64::MAX);
             prop_assert_eq!(kind_and_len(m), (kind, len));
+        }
+
+        #[test]
+        fn small_marks_are_counted_up_as_they_are_made(tag: u16, start: u32, seq: u64, len in 0u8..49) {
+            let key = LaneKey::new(tag, start, 0);
+            prop_assert_eq!(small_after(key.small(seq)), key.small(seq.wrapping_add(1)));
+            prop_assert_eq!(key.small(seq) | u64::from(len) << 56, mark(key, Kind::Small, seq, len));
         }
 
         #[test]
