@@ -7,7 +7,6 @@ use std::{
 
 use ntb_mem::{
     line::{LINE_BYTES, LINE_WORDS, Line},
-    region::Small,
     sync::{self, Arc, Counter},
 };
 
@@ -20,10 +19,12 @@ use crate::{
     wire::{
         check::Check,
         line::{self, Decoded, Head, INLINE_MAX},
-        mark::{Kind, same_message, small_after, widen48},
+        mark::{Kind, small_after, widen48},
         page,
     },
 };
+
+mod direct;
 
 /// Why nothing was received. The lane is as it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -249,63 +250,6 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.deadline = deadline;
     }
 
-    /// True when lines may be taken by their ending alone.
-    #[inline(always)]
-    pub(crate) fn is_plain(&self) -> bool {
-        self.next == Next::Plain
-    }
-
-    /// The whole of [`Consumer::try_recv`] for a message of up to 48 bytes, and for none, while [`Consumer::is_plain`].
-    #[inline(always)]
-    pub(crate) fn try_recv_plain(&mut self, buf: &mut [u8]) -> Polled {
-        self.settle();
-        let guard = self.lane.to_consumer.guard;
-        match self.ring.take_small(self.tail & self.mask, self.small_due, guard, buf) /* C1 */ {
-            Small::Taken { len, lower } => self.consume_small(len, lower),
-            Small::Not(mark) if !same_message(mark, self.small_due) && self.poll_again() => Polled::Empty,
-            Small::Not(_) => Polled::Other,
-        }
-    }
-
-    /// As [`Consumer::try_recv_plain`] where the check decides. The bytes checked are the bytes delivered.
-    #[inline(never)]
-    pub(crate) fn try_recv_checked(&mut self, buf: &mut [u8]) -> Polled {
-        if self.next == Next::Special {
-            return Polled::Other;
-        }
-        match self.peek() {
-            Peek::Line(content, message_type, len) if len <= buf.len() => {
-                content.copy_to(&mut buf[..len]);
-                self.consume_small(len, message_type)
-            }
-            Peek::Empty => Polled::Empty,
-            _ => Polled::Other,
-        }
-    }
-
-    #[inline(always)]
-    fn consume_small(&mut self, len: usize, message_type: u32) -> Polled {
-        let seq = self.seq;
-        self.owed = len as u64 + 1;
-        self.consumed.store(seq.wrapping_add(1), Relaxed);
-        Polled::Received(Received {
-            len,
-            message_type,
-            seq,
-        })
-    }
-
-    /// Accounts for the small message received last.
-    #[inline(always)]
-    fn settle(&mut self) {
-        if self.owed != 0 {
-            let len = self.owed - 1;
-            self.owed = 0;
-            self.small_due = small_after(self.small_due);
-            self.consume(1, 1, len);
-        }
-    }
-
     /// Nothing there: false when it is time for what is done then. The poll that finds nothing is the one whose length a
     /// message has to wait for.
     #[inline(always)]
@@ -321,6 +265,9 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Receives one message into `buf` and returns its length, type and sequence.
     #[inline(never)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvError> {
+        if let Some(received) = self.take_long(buf) {
+            return Ok(received);
+        }
         self.visit(|m| {
             let needed = m.len();
             if needed > buf.len() {

@@ -155,6 +155,20 @@ pub(crate) fn single(line: &Line, key: LaneKey, order: Order) -> Option<(u32, us
     whole.then_some((0, len))
 }
 
+/// The mark of a [`Kind::Long`] line.
+#[inline(always)]
+pub(crate) fn mark_of_long(key: LaneKey, seq: u64) -> u64 {
+    mark(key, Kind::Long, seq, 0)
+}
+
+/// Type and length that words 0 and 6 of a [`Kind::Long`] line give on an ordered link; the length may be any. `None`
+/// where one of them is no such line's.
+#[inline(always)]
+pub(crate) fn long(word0: u64, word6: u64, key: LaneKey) -> Option<(u32, usize)> {
+    let sound = word0 >> 32 == 1 && (word6 >> 32) as u32 == key.guard;
+    sound.then_some((word6 as u32, word0 as u32 as usize))
+}
+
 /// Decodes a line whose mark [`is_due`]; every field is checked against the lane's limits.
 pub(crate) fn decode(line: &Line, key: LaneKey, order: Order, ring_lines: u64, max_message: u64) -> Decoded {
     let (kind, len) = kind_and_len(line.0[7]);
