@@ -1,7 +1,8 @@
 //! The result of a measurement: one structure, printed as text or as JSON.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
+use ntb_ring::link::LinkKind;
 use serde::Serialize;
 
 use crate::{environment::Environment, noise::Noise, ping::events::Record, stats::Percentiles};
@@ -103,6 +104,19 @@ impl LinkSection {
             format!(
                 "{}: no IOMMU guards this machine: the peer, and any fault of the bridge, reaches all of its memory",
                 self.address
+            )
+        })
+    }
+
+    /// What a result is marked with whose median, in nanoseconds, contradicts the order in which transports are chosen. `tcp` is
+    /// what a round trip took over TCP at the most, where that is known.
+    pub fn dearer_than_tcp(&self, p50: Option<u64>, tcp: Option<Duration>) -> Option<String> {
+        let (ours, tcp) = (p50?, u64::try_from(tcp?.as_nanos()).ok()?);
+        (self.kind != LinkKind::Tcp.name() && ours > tcp).then(|| {
+            format!(
+                "{} is preferred to tcp and costs more here: {ours} ns against {tcp} ns at the most, which a round trip took over \
+                 TCP when both ends met; name the transport to have the other",
+                self.kind
             )
         })
     }
@@ -340,19 +354,40 @@ fn number(value: Option<u64>) -> String {
 
 #[cfg(test)]
 mod link_tests {
-    use super::LinkSection;
+    use super::*;
+
+    fn link(kind: &'static str, address: &str) -> LinkSection {
+        LinkSection {
+            address: address.to_owned(),
+            kind,
+            reason: String::new(),
+            engine: "write-combining",
+        }
+    }
+
+    #[test]
+    fn a_cost_against_the_order_is_a_warning() {
+        let (less, more) = (Some(99_999), Some(100_001));
+        let tcp = Some(Duration::from_micros(100));
+        let ntb = link("ntb", "ntb:0000:81:00.0");
+        let said = ntb.dearer_than_tcp(more, tcp).unwrap();
+        assert!(
+            said.contains("ntb is preferred to tcp") && said.contains("100001 ns against 100000 ns"),
+            "{said}"
+        );
+        for (link, p50, tcp) in [
+            (&ntb, less, tcp),
+            (&ntb, None, tcp),
+            (&ntb, more, None),
+            (&link("tcp", "tcp:127.0.0.1:1"), more, tcp),
+        ] {
+            assert_eq!(link.dearer_than_tcp(p50, tcp), None);
+        }
+    }
 
     #[test]
     fn results_without_an_iommu_are_marked() {
-        let warning = |address: &str| {
-            LinkSection {
-                address: address.to_owned(),
-                kind: "ntb",
-                reason: String::new(),
-                engine: "write-combining",
-            }
-            .warning()
-        };
+        let warning = |address: &str| link("ntb", address).warning();
         assert_eq!(warning("ntb:0000:81:00.0"), None);
         assert_eq!(warning("ntb:0000:81:00.0,iommufd"), None);
         let marked = warning("ntb:0000:81:00.0,no-iommu").unwrap();

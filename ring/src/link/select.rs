@@ -80,6 +80,19 @@ pub struct Opened {
     pub link: Box<dyn Link>,
     /// One line: what was chosen, and why nothing better.
     pub chosen: String,
+    /// Where both ends chose by [`Address::Auto`] and this one called: what a round trip over TCP took at the most when they
+    /// met, with threads that sleep and proofs to be made. A link that costs more stands in the wrong place of the order.
+    pub tcp_round_trip: Option<Duration>,
+}
+
+impl Opened {
+    fn of(link: Box<dyn Link>, chosen: String) -> Self {
+        Self {
+            link,
+            chosen,
+            tcp_round_trip: None,
+        }
+    }
 }
 
 /// Opens the link that `address` names. A named transport is used exactly or refused.
@@ -98,23 +111,12 @@ pub fn open_while(
     options: &LinkOptions,
     go_on: &mut dyn FnMut() -> bool,
 ) -> Result<Opened, LinkError> {
+    let named = || format!("{address}: named by the user");
     match address {
-        Address::Soft(name) => {
-            let link = soft(name, options)?;
-            Ok(Opened {
-                link,
-                chosen: format!("{address}: named by the user"),
-            })
-        }
-        Address::Ntb(_) | Address::Emulated(_) => Ok(Opened {
-            link: bridge(address, options)?,
-            chosen: format!("{address}: named by the user"),
-        }),
+        Address::Soft(name) => Ok(Opened::of(soft(name, options)?, named())),
+        Address::Ntb(_) | Address::Emulated(_) => Ok(Opened::of(bridge(address, options)?, named())),
         Address::Rdma(host, port, more) => rdma(address, (host, *port), more, options),
-        Address::Tcp(host, port) => Ok(Opened {
-            link: tcp(host, *port, options)?,
-            chosen: format!("{address}: named by the user"),
-        }),
+        Address::Tcp(host, port) => Ok(Opened::of(tcp(host, *port, options)?, named())),
         Address::Auto(meeting) => auto(meeting.as_ref(), options, go_on),
     }
 }
@@ -187,10 +189,8 @@ fn rdma(
     })?;
     let link = super::rdma::RdmaLink::open(host, port, &options.secret, &rdma)?;
     let leaves_by = link.port().map(ToString::to_string).unwrap_or_default();
-    Ok(Opened {
-        link: Box::new(link),
-        chosen: format!("{address}: named by the user; by {leaves_by}; {rdma}"),
-    })
+    let chosen = format!("{address}: named by the user; by {leaves_by}; {rdma}");
+    Ok(Opened::of(Box::new(link), chosen))
 }
 
 #[cfg(feature = "rdma")]
@@ -256,6 +256,7 @@ fn auto(
             })?;
         let (link, chosen) = AutoLink::meet(place, offer, &mut here, options.meet_within, go_on)?;
         return Ok(Opened {
+            tcp_round_trip: link.tcp_round_trip(),
             link: Box::new(link),
             chosen,
         });
@@ -265,7 +266,7 @@ fn auto(
         match here.take_bridge() {
             Ok(link) => {
                 let chosen = format!("{}: the best there is", link.facts().address);
-                return Ok(Opened { link, chosen });
+                return Ok(Opened::of(link, chosen));
             }
             Err(e) => reasons.insert(0, e.what),
         }
@@ -274,13 +275,11 @@ fn auto(
         return Err(nothing(&reasons));
     }
     let name = &options.soft_name;
-    Ok(Opened {
-        link: soft(name, options)?,
-        chosen: format!(
-            "soft:{name}: the peer is taken to be on this machine; {}",
-            reasons.join("; ")
-        ),
-    })
+    let chosen = format!(
+        "soft:{name}: the peer is taken to be on this machine; {}",
+        reasons.join("; ")
+    );
+    Ok(Opened::of(soft(name, options)?, chosen))
 }
 
 /// Why RDMA cannot be used here; `None` when it can.

@@ -39,6 +39,8 @@ const REPORT: Duration = Duration::from_secs(5);
 const LAST_REPORT: Duration = Duration::from_millis(350);
 /// A message without a reply that is younger than this at an interrupt counts as under way, not as lost.
 const YOUNG_NS: u64 = 1_000_000_000;
+/// Messages no longer than this take no longer than what both ends say to each other when they meet: one packet.
+const PACKET: u64 = 1400;
 /// Floors before and after that differ by more than this spoil a result.
 const FLOOR_DRIFT: f64 = 0.2;
 
@@ -358,6 +360,14 @@ fn floor_section(floors: &[Result<Floor, String>; 2], facts: &ClockFacts) -> Flo
 fn warnings(report: &Report, site: &Site, outcome: &Outcome) -> Vec<String> {
     let mut out = report.environment.warnings();
     out.extend(report.link.warning());
+    // What was said when both ends met fits into a packet too.
+    if report.size_bytes <= PACKET && report.rate_hz.is_none() && report.oneway.is_none() {
+        out.extend(
+            report
+                .link
+                .dearer_than_tcp(report.rtt_ns.p50, site.tcp_round_trip),
+        );
+    }
     for (when, floor) in ["before", "after"].iter().zip(&outcome.floors) {
         if let Err(e) = floor {
             out.push(format!("the floor {when} the measurement is missing: {e}"));

@@ -35,7 +35,7 @@ use rustix::event::{PollFd, Timespec};
 use super::{
     Doorbell, Link, LinkError, LinkEvent, LinkFacts, LinkKind, LinkStatus, Pump, Registers,
     engine::{Engine, Order},
-    meet::{Arrival, Guest, Meeting, Place},
+    meet::{Arrival, Guest, Meeting, Met, Place},
     tcp::TcpLink,
 };
 use offer::{Answer, Offer, Refusal};
@@ -70,6 +70,7 @@ pub(crate) struct AutoLink {
     presence: Option<TcpStream>,
     /// The link over TCP had a peer when last looked at.
     had_peer: bool,
+    round_trip: Option<Duration>,
     events: VecDeque<LinkEvent>,
 }
 
@@ -77,7 +78,9 @@ pub(crate) struct AutoLink {
 #[allow(clippy::large_enum_variant, reason = "lives for a moment")]
 enum Settled {
     /// The stream, the transport, and the peer's word on itself.
-    With(TcpStream, LinkKind, Offer, Vec<String>),
+    With(Met, LinkKind, Offer, Vec<String>),
+    /// Who came was told that there is nothing in common, and this is why.
+    NothingInCommon(String),
     Not,
 }
 
@@ -105,7 +108,8 @@ impl AutoLink {
             mine.soft_name = Some(format!("auto-{}-{:016x}", mine.pid, random()?));
         }
         loop {
-            let (stream, kind, theirs, why) = agree(&mut meeting, &mine, until, go_on)?;
+            let (met, kind, theirs, why) = agree(&mut meeting, &mine, until, go_on)?;
+            let round_trip = met.round_trip;
             // The name is that of the side that was called, unless the other had settled on one before.
             let called = match meeting.was_called() {
                 true => mine.soft_name.clone(),
@@ -114,12 +118,12 @@ impl AutoLink {
             let name = theirs.settled_name().or(called).unwrap_or_default();
             let opened = match kind {
                 LinkKind::Tcp => tcp.take().map_or_else(|| openers.open_tcp(), Ok).map(|mut link| {
-                    link.adopt(stream, theirs.window_bytes);
+                    link.adopt(met.stream, theirs.window_bytes);
                     (Inner::Tcp(Box::new(link)), None)
                 }),
                 kind => openers
                     .open(kind, &name)
-                    .map(|link| (Inner::Other(link), Some(stream))),
+                    .map(|link| (Inner::Other(link), Some(met.stream))),
             };
             let (inner, presence) = match opened {
                 Ok(opened) => opened,
@@ -141,6 +145,7 @@ impl AutoLink {
                 settled: mine,
                 presence,
                 had_peer,
+                round_trip,
                 events: VecDeque::new(),
             };
             let why = match why.as_slice() {
@@ -155,6 +160,11 @@ impl AutoLink {
             });
             return Ok((link, chosen));
         }
+    }
+
+    /// What a round trip took over the stream of the meeting, at the most: [`Met::round_trip`].
+    pub(crate) fn tcp_round_trip(&self) -> Option<Duration> {
+        self.round_trip
     }
 
     fn link(&self) -> &dyn Link {
@@ -194,8 +204,14 @@ impl AutoLink {
     }
 
     fn take(&mut self, settled: Settled) {
-        let Settled::With(stream, kind, theirs, _) = settled else {
-            return;
+        let (met, kind, theirs) = match settled {
+            Settled::With(met, kind, theirs, _) => (met, kind, theirs),
+            Settled::NothingInCommon(why) => {
+                let name = "no-transport-in-common";
+                self.events.push_back(LinkEvent::Transport { name, why });
+                return;
+            }
+            Settled::Not => return,
         };
         self.events.push_back(LinkEvent::Transport {
             name: "transport-agreed",
@@ -203,10 +219,10 @@ impl AutoLink {
         });
         match &mut self.inner {
             Inner::Tcp(link) => {
-                link.adopt(stream, theirs.window_bytes);
+                link.adopt(met.stream, theirs.window_bytes);
                 self.had_peer = true;
             }
-            Inner::Other(_) => self.presence = Some(stream),
+            Inner::Other(_) => self.presence = Some(met.stream),
         }
     }
 }
@@ -226,7 +242,7 @@ fn agree(
     mine: &Offer,
     until: Option<Instant>,
     go_on: &mut dyn FnMut() -> bool,
-) -> Result<(TcpStream, LinkKind, Offer, Vec<String>), LinkError> {
+) -> Result<(Met, LinkKind, Offer, Vec<String>), LinkError> {
     let start = Instant::now();
     let address = meeting.place().address.clone();
     loop {
@@ -234,12 +250,16 @@ fn agree(
             let settled = match arrival {
                 Arrival::Guest(guest, said) => answer(guest, &said, mine, None),
                 Arrival::Host(met, said) => match heard(meeting, mine, &said, &address)? {
-                    Some((kind, theirs, why)) => Settled::With(met.stream, kind, theirs, why),
+                    Some((kind, theirs, why)) => Settled::With(met, kind, theirs, why),
                     None => Settled::Not,
                 },
             };
-            if let Settled::With(stream, kind, theirs, why) = settled {
-                return Ok((stream, kind, theirs, why));
+            match settled {
+                Settled::With(met, kind, theirs, why) => return Ok((met, kind, theirs, why)),
+                Settled::NothingInCommon(why) => {
+                    return Err(nothing_in_common(&address, "as this side sees it", &why));
+                }
+                Settled::Not => {}
             }
         }
         let interrupted = !go_on();
@@ -266,6 +286,15 @@ fn agree(
             tv_nsec: limit.unwrap_or(NAP).min(NAP).subsec_nanos().into(),
         };
         let _ = rustix::event::poll(&mut fds, Some(&time));
+    }
+}
+
+fn nothing_in_common(address: &str, who: &str, why: &str) -> LinkError {
+    LinkError {
+        name: "no-transport-in-common",
+        exit: 3,
+        what: format!("{address}: the two ends have no transport in common; {who}: {why}"),
+        errno: None,
     }
 }
 
@@ -306,14 +335,16 @@ fn answer(guest: Guest, said: &[u8], mine: &Offer, busy: Option<bool>) -> Settle
     }
     let (chosen, why) = mine.choose(&theirs);
     let Some(kind) = chosen else {
-        return refuse(guest, Refusal::NothingInCommon, why.join("; "));
+        let why = why.join("; ");
+        let _ = refuse(guest, Refusal::NothingInCommon, why.clone());
+        return Settled::NothingInCommon(why);
     };
     let mut about = mine.clone();
     if let (LinkKind::Soft, Some(name)) = (kind, theirs.settled_name()) {
         about.soft_name = Some(name);
     }
     match guest.answer(&Answer::Agreed(kind, about).encode()) {
-        Some(met) => Settled::With(met.stream, kind, theirs, why),
+        Some(met) => Settled::With(met, kind, theirs, why),
         None => Settled::Not,
     }
 }
@@ -352,11 +383,9 @@ fn heard(
             meeting.again();
             Ok(None)
         }
-        Ok(Answer::Refused(Refusal::NothingInCommon, why)) => Err(error(
-            "no-transport-in-common",
-            3,
-            format!("the two ends have no transport in common; as the peer sees it: {why}"),
-        )),
+        Ok(Answer::Refused(Refusal::NothingInCommon, why)) => {
+            Err(nothing_in_common(address, "as the peer sees it", &why))
+        }
         Ok(Answer::Refused(Refusal::Unfit, why)) => Err(error(
             "transport-not-agreed",
             7,
@@ -390,7 +419,7 @@ impl Link for AutoLink {
                 Arrival::Host(met, said) => {
                     let address = self.meeting.place().address.clone();
                     match heard(&mut self.meeting, &self.settled, &said, &address) {
-                        Ok(Some((kind, theirs, why))) => Settled::With(met.stream, kind, theirs, why),
+                        Ok(Some((kind, theirs, why))) => Settled::With(met, kind, theirs, why),
                         Ok(None) => Settled::Not,
                         // Another end may come that can have it: this one was here first.
                         Err(e) => {

@@ -6,7 +6,7 @@ use ntb_mem::{line::Line, region::Pages};
 use super::*;
 use crate::link::{
     LinkState,
-    auth::{Purpose, Secret},
+    auth::{Handshake, Purpose, Role, Secret},
     conformance::WATCHDOG,
     engine::{Inbound, StoreEngine},
     soft::{SoftLink, SoftOptions},
@@ -174,17 +174,93 @@ fn without_anything_in_common_both_are_told_why() {
             called.join().unwrap().unwrap_err(),
             caller.join().unwrap().unwrap_err(),
         ];
-        assert!(
-            errors
-                .iter()
-                .any(|e| e.name == "no-transport-in-common" && e.exit == 3),
-            "{errors:?}"
-        );
-        assert!(
-            errors.iter().any(|e| e.what.contains("no ntb here")),
-            "{errors:?}"
-        );
+        for e in errors {
+            assert_eq!((e.name, e.exit), ("no-transport-in-common", 3), "{e}");
+            // What either lacks, whichever of them says so.
+            assert!(
+                e.what.contains("no ntb here") && e.what.contains("no tcp here"),
+                "{e}"
+            );
+        }
     });
+}
+
+/// Who has settled on a transport goes on with it, and says who could not have it.
+#[test]
+fn a_third_that_cannot_have_what_was_settled_is_refused_and_the_link_goes_on() {
+    let port = free_port();
+    let (a, b) = meet(port, offer(&[Tcp]), offer(&[Tcp]));
+    let (mut a, mut b) = (a.unwrap().0, b.unwrap().0);
+    carries(&mut a, &mut b);
+    drop(b);
+    until(|| !up(&mut a));
+    let refused = std::thread::scope(|scope| {
+        let third = scope.spawn(move || {
+            AutoLink::meet(
+                place(port),
+                offer(&[Soft]),
+                &mut Made::new(),
+                WATCHDOG,
+                &mut || true,
+            )
+        });
+        until(|| {
+            a.poll().unwrap();
+            third.is_finished()
+        });
+        third.join().unwrap().unwrap_err()
+    });
+    assert_eq!(refused.name, "no-transport-in-common", "{refused}");
+    until(|| {
+        matches!(
+            a.next_event(),
+            Some(LinkEvent::Transport {
+                name: "no-transport-in-common",
+                ..
+            })
+        )
+    });
+}
+
+/// A peer that answers with something else than both would choose is not followed.
+#[test]
+fn who_is_called_cannot_dictate() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let e = std::thread::scope(|scope| {
+        let caller = scope.spawn(move || {
+            AutoLink::meet(
+                place(port),
+                offer(&[Soft, Tcp]),
+                &mut Made::new(),
+                WATCHDOG,
+                &mut || true,
+            )
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        let secret = Secret::new(b"auto").unwrap();
+        let mut handshake = Handshake::new(Role::Responder, Purpose::Auto, &secret).unwrap();
+        let mut session = handshake.drive(&mut stream).unwrap().unwrap();
+        session.opener().next(&mut stream).unwrap().unwrap();
+        let answer = Answer::Agreed(Tcp, offer(&[Soft, Tcp])).encode();
+        std::io::Write::write_all(&mut stream, &session.seal(&answer).unwrap()).unwrap();
+        caller.join().unwrap().unwrap_err()
+    });
+    assert_eq!((e.name, e.exit), ("transport-not-agreed", 7), "{e}");
+    assert!(e.what.contains("tcp") && e.what.contains("soft"), "{e}");
+}
+
+#[test]
+fn the_side_that_called_knows_what_tcp_costs_at_the_most() {
+    let (a, b) = meet(free_port(), offer(&[Soft, Tcp]), offer(&[Soft, Tcp]));
+    let known: Vec<_> = [a, b]
+        .into_iter()
+        .filter_map(|end| end.unwrap().0.tcp_round_trip())
+        .collect();
+    assert!(
+        matches!(known[..], [time] if time > Duration::ZERO && time < WATCHDOG),
+        "{known:?}"
+    );
 }
 
 #[test]

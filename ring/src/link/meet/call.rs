@@ -35,6 +35,8 @@ pub(super) struct Call {
     greeting: Vec<u8>,
     busy_poll: Option<Duration>,
     until: Instant,
+    /// When this side said what an answer is waited for.
+    said: Instant,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,7 @@ impl Call {
             greeting: greeting.to_vec(),
             busy_poll: place.busy_poll,
             until: Instant::now() + CONNECT_TIMEOUT,
+            said: Instant::now(),
         })
     }
 
@@ -83,7 +86,8 @@ impl Call {
                     if socket::is_itself(&stream) || socket::prepare(&stream, self.busy_poll).is_err() {
                         return Ok(Progress::Nobody);
                     }
-                    self.until = Instant::now() + ANSWER_TIMEOUT;
+                    self.said = Instant::now();
+                    self.until = self.said + ANSWER_TIMEOUT;
                     self.step = Step::Proving(stream);
                 }
                 Step::Proving(mut stream) => {
@@ -100,10 +104,14 @@ impl Call {
                         step: "greeting",
                         error,
                     })?;
+                    // Hello and hello, proof and proof.
+                    let round_trip = self.said.elapsed() / 2;
+                    self.said = Instant::now();
                     self.step = Step::Hearing(Box::new(Met {
                         opener: session.opener(),
                         stream,
                         session,
+                        round_trip: Some(round_trip),
                     }));
                 }
                 Step::Hearing(mut met) => {
@@ -111,6 +119,8 @@ impl Call {
                         self.step = Step::Hearing(met);
                         return Ok(self.waiting());
                     };
+                    let round_trip = self.said.elapsed();
+                    met.round_trip = met.round_trip.map(|least| least.min(round_trip));
                     return Ok(Progress::Answered(met, said));
                 }
                 Step::Over => return Ok(Progress::Nobody),

@@ -187,6 +187,7 @@ impl Listener {
                             stream: candidate.stream,
                             session,
                             opener,
+                            round_trip: None,
                         };
                         guests.push((Guest(met), said));
                     }

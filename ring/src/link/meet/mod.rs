@@ -131,6 +131,8 @@ pub(crate) struct Met {
     pub(crate) stream: TcpStream,
     pub(crate) session: Session,
     pub(crate) opener: Opener,
+    /// What a round trip took at the most, threads asleep and proofs included; of the side that called.
+    pub(crate) round_trip: Option<Duration>,
 }
 
 /// Somebody who has proved to be a peer.

@@ -7,7 +7,11 @@ use std::{
 };
 
 use super::*;
-use crate::link::auth::{Handshake, Role, Session};
+use crate::link::{
+    LinkKind,
+    auth::{Handshake, Role, Session},
+    auto::offer::{Answer, Offer, Refusal},
+};
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/wire.md"));
 
@@ -92,7 +96,31 @@ fn vectors() -> Vec<(&'static str, Vec<u8>)> {
             frame(&|out| frame::put_registers(out, &[1, 2, 3, 4, 5, 6, 7, 8])),
         ),
         ("frame-ring", frame(&|out| frame::put_ring(out, 3))),
+        ("choice-offer", offer(4711, "auto-4711").encode()),
+        (
+            "choice-agreed",
+            Answer::Agreed(LinkKind::Soft, offer(4712, "auto-4712")).encode(),
+        ),
+        (
+            "choice-refused",
+            Answer::Refused(Refusal::NothingInCommon, "no bridge".to_owned()).encode(),
+        ),
     ]
+}
+
+fn offer(pid: u32, name: &str) -> Offer {
+    Offer {
+        pid,
+        uid: 1000,
+        window_bytes: 1 << 20,
+        machine: 0x0123_4567_89ab_cdef,
+        kinds: vec![LinkKind::Soft, LinkKind::Tcp],
+        reasons: vec![
+            (LinkKind::Ntb, "no bridge".to_owned()),
+            (LinkKind::Rdma, "no RDMA".to_owned()),
+        ],
+        soft_name: Some(name.to_owned()),
+    }
 }
 
 /// The bytes of the fenced block with the info string `bytes NAME`.

@@ -65,6 +65,8 @@ pub(super) struct Site {
     pub(super) emulation: Option<Emulation>,
     pub(super) facts: LinkFacts,
     pub(super) chosen: String,
+    /// What TCP takes at the most between the two ends, where that is known: [`select::Opened::tcp_round_trip`].
+    pub(super) tcp_round_trip: Option<Duration>,
     /// Processors of this end and of the far end.
     pub(super) cpus: (Option<u32>, Option<u32>),
     /// The user has left the choice of processors to this program.
@@ -169,6 +171,7 @@ impl Site {
             emulation,
             facts,
             chosen: opened.chosen,
+            tcp_round_trip: opened.tcp_round_trip,
             cpus: (cpus.0, if own_peer { cpus.1 } else { None }),
             free: args.cpu.is_none(),
             wish: if own_peer { None } else { cpus.1 },
