@@ -23,6 +23,8 @@ pub const ORDER: [LinkKind; 4] = [LinkKind::Ntb, LinkKind::Rdma, LinkKind::Soft,
 const REASON_MAX: usize = 120;
 /// Longest message: six reasons fit, and there are three at most.
 pub const BYTES_MAX: usize = 1000;
+/// Longest text of a refusal in bytes: it is all that follows the head.
+const REFUSAL_MAX: usize = BYTES_MAX - 4;
 
 const OFFER: u8 = 1;
 const AGREED: u8 = 2;
@@ -145,13 +147,17 @@ impl Offer {
 
 /// A length and as much of the text as may be sent, cut between two characters.
 fn text(out: &mut Vec<u8>, text: &str, most: usize) {
+    let part = cut(text, most);
+    out.push(part.len() as u8); // `most` is below 256
+    out.extend(part.as_bytes());
+}
+
+fn cut(text: &str, most: usize) -> &str {
     let end = (0..=most.min(text.len()))
         .rev()
         .find(|n| text.is_char_boundary(*n))
         .unwrap_or(0);
-    let part = text.get(..end).unwrap_or_default();
-    out.push(part.len() as u8); // `most` is below 256
-    out.extend(part.as_bytes());
+    text.get(..end).unwrap_or_default()
 }
 
 impl Answer {
@@ -166,7 +172,7 @@ impl Answer {
                     Refusal::Unfit => 3,
                 };
                 let mut out = vec![REFUSED, VERSION, code, 0];
-                text(&mut out, said, 255);
+                out.extend(cut(said, REFUSAL_MAX).as_bytes());
                 out
             }
         }
@@ -190,7 +196,7 @@ impl Answer {
                     2 => Refusal::NothingInCommon,
                     _ => Refusal::Unfit,
                 };
-                Ok(Self::Refused(why, input.text().ok_or(BadOffer::Malformed)?))
+                Ok(Self::Refused(why, printable(input.0).ok_or(BadOffer::Malformed)?))
             }
             _ => Err(BadOffer::Malformed),
         }
@@ -259,18 +265,22 @@ impl Input<'_> {
         Some(*now)
     }
 
-    /// A text: printable, so that nothing of a peer's gets at a terminal.
     fn text(&mut self) -> Option<String> {
         let [len] = self.take()?;
         let (now, later) = self.0.split_at_checked(usize::from(len))?;
         self.0 = later;
-        let text = std::str::from_utf8(now).ok()?;
-        Some(
-            text.chars()
-                .map(|c| if c.is_control() { '?' } else { c })
-                .collect(),
-        )
+        printable(now)
     }
+}
+
+/// A text, so that nothing of a peer's gets at a terminal.
+fn printable(bytes: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(bytes).ok()?;
+    Some(
+        text.chars()
+            .map(|c| if c.is_control() { '?' } else { c })
+            .collect(),
+    )
 }
 
 #[cfg(test)]
@@ -362,7 +372,7 @@ mod tests {
         for answer in [
             Answer::Agreed(Soft, plain),
             Answer::Refused(Refusal::Taken, String::new()),
-            Answer::Refused(Refusal::NothingInCommon, "no ntb".to_owned()),
+            Answer::Refused(Refusal::NothingInCommon, "no ntb; ".repeat(100)),
         ] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
