@@ -82,7 +82,7 @@ impl Ends {
         let opened = select::open(&address.parse()?, &LinkOptions::default())?;
         let connection = Connection::open(opened.link, &Options::default())?;
         let spec = ChannelSpec {
-            ring_lines: 1024,
+            ring_lines: 1 << 14,
             ..ChannelSpec::default()
         };
         let mut ends = Self {
