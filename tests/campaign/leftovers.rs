@@ -31,7 +31,7 @@ impl Leftovers {
         let mut found: Vec<String> = self
             .files
             .difference(&before.files)
-            .filter(|f| ["ntb", "soft:", "campaign", "ring"].iter().any(|n| f.contains(n)))
+            .filter(|f| ["ntb", "soft:", "campaign"].iter().any(|n| f.contains(n)))
             .map(|f| format!("left behind: {f}"))
             .collect();
         if self.huge_pages_free < before.huge_pages_free {
