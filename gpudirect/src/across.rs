@@ -1,5 +1,9 @@
-//! A trial between two hosts: a window, its proof, then messages that are compared, byte for byte, with a processor or a GPU at
-//! either end. It drives a port by itself, without a session: what it needs to say beside the messages goes by scratchpads.
+//! A trial between two ends of a link, with a processor or a GPU at either: the way is proven, then messages go, and every byte
+//! of them is compared at the other end.
+//!
+//! It is an application of [`crate::channel`]. On one channel with checks the sender says what will come, sends a pattern through
+//! the very way that the messages take and waits until the receiver has found it, and then sends. The receiver answers on the
+//! other direction of the channel, by its processor.
 
 use std::{
     sync::Arc,
@@ -8,38 +12,50 @@ use std::{
 
 use ntb::{
     address::{OpenOptions, PortAddress},
-    hw::{self, NtbError, NtbPort},
-    pci::DmaSpace,
-    window::{Aperture, ApertureChoice, InboundWindow},
+    hw,
 };
-use ntb_mem::{export::Exportable, line::Line, region::Pages};
+use ntb_mem::{export::Exportable, line::LINE_BYTES};
 use ntb_ring::{
-    link::engine::{Order, StoreEngine},
-    queue::{Consumer, Lane, Producer, RecvError, SendError},
-    wire::{mark::LaneKey, page::PAGE_LINES},
+    address::Address,
+    channel::{ConnectError, Connection, Options as LinkOptions, Receiver, Sender},
+    link::{
+        Link, LinkError,
+        ntb::{NtbLink, NtbOptions},
+        select,
+    },
+    queue::max_message,
+    session::{ChannelSpec, Place},
+    wire::page::PAGE_LINES,
 };
 
 use crate::{
     GpuError,
-    aperture::OnGpu,
-    ends::{BUDGET, GpuReceiver, GpuSender, Outgoing},
-    inbound::DeviceWindow,
-    kernels::Status,
+    channel::{GpuChannel, GpuRx, GpuTx, Options},
+    ends::Outgoing,
     memory::{Exposed, GPU_PAGE, GpuMemory},
-    proof::Proof,
     seam::Gpu,
 };
 
-/// Lines of the trial's ring.
-const RING: u64 = 256;
-/// Bytes of each message.
-const SIZE: usize = 200;
+/// Name of the channel.
+const CHANNEL: &str = "gpu-trial";
 /// Longest wait for the peer at each step.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the sides tell each other: numbers of their own, unlike what a register holds by accident.
-const PROVEN: u32 = 0x6770_0001;
-const RECEIVED: u32 = 0x6770_0002;
-const WRONG: u32 = 0x6770_0003;
+/// Longest ring at the receiving end, in lines: room for the largest message.
+const LONGEST_RING: u64 = 1 << 18;
+/// Bytes of different messages that are prepared: they come again and again.
+const BATCH: u64 = 1 << 20;
+/// Longest pattern of the proof in bytes.
+const PROOF: u64 = 64 << 10;
+/// Largest message in bytes.
+pub const LARGEST: u32 = 8 << 20;
+
+/// Types of messages: what comes, the pattern, what is compared; and the receiver's answers.
+const PLAN: u32 = 1;
+const PATTERN: u32 = 2;
+const DATA: u32 = 3;
+const PROVEN: u32 = 4;
+const RECEIVED: u32 = 5;
+const WRONG: u32 = 6;
 
 /// What is at an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,339 +66,443 @@ pub enum End {
     Gpu,
 }
 
-fn ring_failed(what: &str, e: &dyn std::fmt::Display) -> GpuError {
-    GpuError::new("gpu-trial", 1, format!("{what}: {e}"))
-}
-
-fn port_failed(e: &NtbError) -> GpuError {
-    GpuError::new("gpu-trial-port", e.class().code(), e.to_string())
-}
-
-fn lane() -> Lane {
-    Lane {
-        ring_lines: RING,
-        consumer_base: 0,
-        producer_base: 0,
-        to_consumer: LaneKey::new(0x2b2b, 0x1000, 0),
-        to_producer: LaneKey::new(0x3c3c, 0x2000, 0),
-        first_seq: 0,
+impl End {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Gpu => "gpu",
+        }
     }
 }
 
-fn message(n: u64) -> Vec<u8> {
-    (0..SIZE as u64)
-        .map(|i| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ (i * 7) as u8)
+/// What is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Trial {
+    /// Bytes of each message.
+    pub size: u32,
+    /// Messages.
+    pub messages: u64,
+    /// What is to be at the far end, if that matters.
+    pub far: Option<End>,
+}
+
+/// What was measured, by the sender.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Messages, all of them received as sent.
+    pub messages: u64,
+    /// From the first to the receiver's word that it has compared the last one.
+    pub elapsed: Duration,
+    /// How messages went and came, in words: both ends.
+    pub way: String,
+}
+
+fn failed(what: impl std::fmt::Display) -> GpuError {
+    GpuError::new("gpu-trial", 1, what.to_string())
+}
+
+fn link_failed(e: &LinkError) -> GpuError {
+    GpuError::new(e.name, e.exit, e.what.clone())
+}
+
+fn connect_failed(e: &ConnectError) -> GpuError {
+    GpuError::new(e.name(), e.exit(), e.to_string())
+}
+
+/// What message `n` holds: as the message of its place in the batch, the pattern before all.
+fn content(n: u64, size: u64) -> Vec<u8> {
+    (0..size)
+        .map(|i| {
+            (n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8 ^ ((i * 7) ^ (i >> 8)) as u8
+        })
         .collect()
 }
 
-/// A port whose link is up.
-struct Side {
-    port: Arc<dyn NtbPort>,
-    space: Arc<DmaSpace>,
+/// Different messages of `size` bytes.
+fn different(size: u32) -> u64 {
+    (BATCH / u64::from(size).next_multiple_of(8)).clamp(1, 4096)
 }
 
-impl Side {
-    fn open(address: &PortAddress) -> Result<Self, GpuError> {
-        let function = address.open(&OpenOptions::default()).map_err(|e| {
-            let e = NtbError::from(e);
-            port_failed(&e)
-        })?;
-        let port = hw::open(&function).map_err(|e| port_failed(&e))?;
-        let space = DmaSpace::new(function).map_err(|e| port_failed(&NtbError::from(e)))?;
-        port.enable_link().map_err(|e| port_failed(&e))?;
-        let side = Self { port, space };
-        side.until("the link to come up", || {
-            Ok(side.port.take_link_report()?.state.is_up())
-        })?;
-        Ok(side)
-    }
+/// Messages in the order in which they are compared: the pattern, then batches.
+fn number(n: u64, size: u32) -> u64 {
+    n % different(size)
+}
 
-    fn until(&self, what: &str, mut done: impl FnMut() -> Result<bool, NtbError>) -> Result<(), GpuError> {
-        let begin = Instant::now();
-        while !done().map_err(|e| port_failed(&e))? {
-            if begin.elapsed() > PATIENCE {
-                let what = format!("waited {} s for {what}", PATIENCE.as_secs());
-                return Err(GpuError::new("gpu-trial-no-peer", 4, what));
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
-    }
-
-    fn tell(&self, word: u32) -> Result<(), GpuError> {
-        self.port
-            .set_peer_scratchpad(0, word)
-            .map_err(|e| port_failed(&e))
-    }
-
-    fn aperture(&self, index: usize) -> Result<Arc<Aperture>, GpuError> {
-        let aperture = Aperture::open(&*self.port, index, ApertureChoice::Best);
-        aperture.map(Arc::new).map_err(|e| port_failed(&e))
+fn spec(ring_lines: u64) -> ChannelSpec {
+    ChannelSpec {
+        ring_lines,
+        check: true,
+        smaller_if_different: true,
     }
 }
 
-/// Lines through an aperture, whatever its kind: a trial is not a measurement.
-struct Through(Arc<Aperture>);
-
-impl StoreEngine for Through {
-    fn order(&self) -> Order {
-        Order::Relaxed
-    }
-
-    fn lines(&self) -> u64 {
-        self.0.bytes() / 64
-    }
-
-    fn put(&mut self, line: u64, content: &Line) {
-        // A store to a device that has gone vanishes, as it would on a bridge.
-        let _ = self.0.write(line * 64, &content.to_bytes());
-    }
-
-    fn barrier(&mut self) {
-        ntb_mem::store::drain();
-    }
-
-    fn flush(&mut self) {
-        ntb_mem::store::drain();
-    }
+/// The receiving end over `address`: waits for a sender, and compares all that it sends. Returns what to print.
+pub fn receive(address: &Address, gpu: Option<&Arc<dyn Gpu>>) -> Result<String, GpuError> {
+    let (link, exposed) = open(address, gpu)?;
+    receive_over(link, gpu, exposed.as_ref())
 }
 
-/// The receiving side: exports memory, waits for the proof, takes `messages` messages and compares them.
-pub fn receive(
-    address: &PortAddress,
-    end: End,
-    gpu: Option<&Arc<dyn Gpu>>,
-    messages: u64,
-) -> Result<String, GpuError> {
-    let side = Side::open(address)?;
-    let result = match (end, gpu) {
-        (End::Gpu, Some(gpu)) => receive_on_gpu(&side, gpu, messages),
-        _ => receive_on_host(&side, messages),
-    };
-    side.tell(if result.is_ok() { RECEIVED } else { WRONG })?;
-    result
+/// The sending end over `address`.
+pub fn send(address: &Address, gpu: Option<&Arc<dyn Gpu>>, trial: Trial) -> Result<Outcome, GpuError> {
+    let (link, _) = open(address, None)?;
+    send_over(link, gpu, trial)
 }
 
-/// Bytes of window 1 that the ring takes, as the window takes them.
-fn window_bytes(side: &Side) -> Result<u64, GpuError> {
-    let info = side.port.windows().get(1).copied().ok_or_else(|| {
-        GpuError::new(
-            "gpu-window",
-            3,
-            "a window for messages and one for credits are needed, and the port has one",
-        )
-    })?;
-    let unit = info.size_align.max(GPU_PAGE);
-    Ok(((PAGE_LINES + RING) * 64).next_multiple_of(unit).min(info.bytes))
-}
+/// A link, and what it exports.
+type Opened = (Box<dyn Link>, Option<Arc<Exposed>>);
 
-fn prove(
-    side: &Side,
-    bytes: u64,
-    mut verify: impl FnMut(&Proof) -> Result<(), GpuError>,
-) -> Result<(), GpuError> {
-    let proof = Proof::new(1, 1, bytes / 64);
-    let mut last = Ok(());
-    let mut gave_up = false;
-    let waited = side.until("the pattern", || {
-        last = verify(&proof);
-        gave_up = side.port.scratchpad(0)? == WRONG;
-        Ok(gave_up || last.is_ok())
-    });
-    if gave_up {
-        return Err(GpuError::new("gpu-trial", 1, "the sender cannot send: see there"));
-    }
-    // What was seen last says more than that time is over.
-    last.and(waited)
-}
-
-fn receive_on_host(side: &Side, messages: u64) -> Result<String, GpuError> {
-    let bytes = window_bytes(side)?;
-    let window = InboundWindow::allocate(&side.port, &side.space, 1, bytes, Pages::Normal)
-        .map_err(|e| port_failed(&e))?;
-    let view = window.view();
-    prove(side, bytes, |proof| {
-        proof.verify(|at, to| {
-            view.copy_out(at as usize, to);
-            Ok(())
-        })
-    })?;
-    (0..view.words()).for_each(|i| view.store(i, 0, std::sync::atomic::Ordering::Release));
-    let part = |first, lines| {
-        view.part(first, lines)
-            .ok_or_else(|| ring_failed("the window", &"is smaller than the ring"))
-    };
-    let (control, ring) = (part(0, PAGE_LINES)?, part(PAGE_LINES, RING)?);
-    let mut consumer = Consumer::new(Through(side.aperture(0)?), control, ring, lane(), Order::Relaxed);
-    side.tell(PROVEN)?;
-    let (mut buf, mut n) = ([0; SIZE], 0);
-    let mut last = Instant::now();
-    while n < messages {
-        match consumer.try_recv(&mut buf) {
-            Ok(got) if got.seq == n && buf[..got.len] == message(n)[..] => {
-                n += 1;
-                last = Instant::now();
-            }
-            Ok(got) => return Err(ring_failed("a message differs", &got.seq)),
-            Err(RecvError::Empty) if last.elapsed() < PATIENCE => std::thread::yield_now(),
-            Err(e) => return Err(ring_failed("receiving", &e)),
-        }
-    }
-    consumer.give_back();
-    Ok(format!("{n} messages, all as sent"))
-}
-
-fn receive_on_gpu(side: &Side, gpu: &Arc<dyn Gpu>, messages: u64) -> Result<String, GpuError> {
-    let bytes = window_bytes(side)?;
-    let memory = GpuMemory::allocate(gpu, bytes)?;
-    let exposed = Arc::new(Exposed::new(&memory, None)?);
-    let said = exposed.announcement();
-    let exported: Arc<dyn Exportable> = Arc::clone(&exposed) as _;
-    let window = DeviceWindow::open(&side.port, &side.space, 1, &exported)?;
-    prove(side, bytes, |proof| {
-        exposed.carry(0, bytes)?;
-        window.verify(proof, |at, to| memory.read(at, to))
-    })?;
-    let zeros = vec![0; ((PAGE_LINES + RING) * 64) as usize];
-    memory.write(0, &zeros)?;
-    if let Some(region) = exposed.staging() {
-        region.view().copy_in(0, &zeros);
-    }
-    // Kernels store credits themselves where the aperture is mapped. Elsewhere, on emulated bridges, into memory of the host,
-    // from where the processor carries them on.
-    let back = side.aperture(0)?;
-    let direct = OnGpu::aperture(gpu, &back, &side.space).map(Arc::new);
-    let page = ntb_mem::region::Region::allocate(PAGE_LINES * 64, Pages::Normal).map(Arc::new);
-    let page = page.map_err(|e| ring_failed("memory", &e))?;
-    let (peer, how) = match direct {
-        Ok(direct) => (direct, "by the GPU"),
-        Err(_) => (Arc::new(OnGpu::region(gpu, &page)?), "by the processor"),
-    };
-    let mut receiver = GpuReceiver::new(gpu, &lane(), &memory, 0, &peer)?;
-    let out = GpuMemory::allocate(gpu, GPU_PAGE)?;
-    side.tell(PROVEN)?;
-    let mut n = 0;
-    let mut last = Instant::now();
-    while n < messages {
-        exposed.carry(0, bytes)?;
-        exported.settle().map_err(|e| ring_failed("settling", &e))?;
-        let (records, status) = receiver.start(&out, 16, BUDGET >> 12)?.finish()?;
-        for record in records {
-            let mut got = vec![0; record.size as usize];
-            memory_read(&out, record.offset, &mut got)?;
-            if record.seq != n || got != message(n) {
-                return Err(ring_failed("a message differs", &record.seq));
-            }
-            n += 1;
-            last = Instant::now();
-        }
-        if how != "by the GPU" {
-            let mut line = [0; 64];
-            page.view().copy_out(0, &mut line);
-            back.write(0, &line).map_err(|e| port_failed(&e))?;
-        }
-        if !matches!(status, Status::Done | Status::Budget | Status::NoRoom) || last.elapsed() > PATIENCE {
-            status.check()?;
-        }
-    }
-    window.close()?;
-    Ok(format!("{n} messages, all as sent; {said}; credits {how}"))
-}
-
-fn memory_read(memory: &GpuMemory, at: u64, to: &mut [u8]) -> Result<(), GpuError> {
-    memory.read(at, to)
-}
-
-/// The sending side: proves the way, then sends `messages` messages.
-pub fn send(
-    address: &PortAddress,
-    end: End,
-    gpu: Option<&Arc<dyn Gpu>>,
-    messages: u64,
-) -> Result<String, GpuError> {
-    let side = Side::open(address)?;
-    let own = window_bytes(&side)?;
-    let host = InboundWindow::allocate(&side.port, &side.space, 0, GPU_PAGE, Pages::Normal)
-        .map_err(|e| port_failed(&e))?;
-    let aperture = side.aperture(1)?;
-    let port = &side.port;
-    port.set_scratchpad(0, 0).map_err(|e| port_failed(&e))?;
-    // What cannot be is found before the peer is made to wait for it.
-    let direct = match (end, gpu) {
-        (End::Gpu, Some(gpu)) => match OnGpu::aperture(gpu, &aperture, &side.space) {
-            Ok(direct) => Some(Arc::new(direct)),
-            Err(e) => {
-                side.tell(WRONG)?;
-                return Err(e);
-            }
-        },
+/// Opens a link; with a GPU's memory behind its last window, where it is one over a bridge that has a window to spare.
+fn open(address: &Address, gpu: Option<&Arc<dyn Gpu>>) -> Result<Opened, GpuError> {
+    let port = match address {
+        Address::Ntb(_) | Address::Emulated(_) => address.to_string().parse::<PortAddress>().ok(),
         _ => None,
     };
-    let proof = Proof::new(1, 1, own / 64);
-    let mut again = Instant::now();
-    let store = || {
-        for (at, line) in proof.lines() {
-            aperture.write(at * 64, &line.to_bytes())?;
-        }
-        Ok::<(), NtbError>(())
+    if let (Some(port), Some(gpu)) = (port, gpu)
+        && let Some(bytes) = last_window(&port)?
+    {
+        let exposed = Arc::new(Exposed::new(&GpuMemory::allocate(gpu, bytes)?, None)?);
+        let options = NtbOptions {
+            export: Some(Arc::clone(&exposed) as Arc<dyn Exportable>),
+            ..NtbOptions::default()
+        };
+        let link = NtbLink::open(&port, &options).map_err(|e| link_failed(&e))?;
+        return Ok((Box::new(link), Some(exposed)));
+    }
+    let opened = select::open(address, &select::LinkOptions::default()).map_err(|e| link_failed(&e))?;
+    Ok((opened.link, None))
+}
+
+/// Bytes that the last of several windows takes; `None` where there is one window only.
+fn last_window(port: &PortAddress) -> Result<Option<u64>, GpuError> {
+    let failed = |e: hw::NtbError| GpuError::new("gpu-trial-port", e.class().code(), e.to_string());
+    let function = port
+        .open(&OpenOptions::default())
+        .map_err(|e| failed(hw::NtbError::from(e)))?;
+    let port = hw::open(&function).map_err(failed)?;
+    let [_, .., last] = port.windows() else {
+        return Ok(None);
     };
-    side.until("the peer to find the pattern", || {
-        if Instant::now() >= again {
-            again = Instant::now() + Duration::from_millis(50);
-            store()?;
-        }
-        Ok(matches!(port.scratchpad(0)?, PROVEN | WRONG))
+    let unit = last.size_align.max(GPU_PAGE);
+    let wanted = (PAGE_LINES + LONGEST_RING) * LINE_BYTES as u64;
+    Ok(Some(wanted.next_multiple_of(unit).min(last.bytes)))
+}
+
+fn connection(link: Box<dyn Link>) -> Result<Connection, GpuError> {
+    Connection::open(link, &LinkOptions::default()).map_err(|e| connect_failed(&e))
+}
+
+/// Sends an answer or a plan by the processor.
+fn say(tx: &mut Sender, what: u32, bytes: &[u8]) -> Result<u64, GpuError> {
+    let sent = tx.send_typed(what, bytes, PATIENCE);
+    sent.map_err(|e| GpuError::new(e.name(), 5, e.to_string()))
+}
+
+fn hear(rx: &mut Receiver, patience: Duration) -> Result<(u32, Vec<u8>), GpuError> {
+    let mut buf = vec![0; 16 << 10];
+    let got = rx.recv(&mut buf, patience).map_err(|e| {
+        let exit = if e.name() == "timed-out" { 4 } else { 5 };
+        GpuError::new(e.name(), exit, format!("waiting for the other end: {e}"))
     })?;
-    match (direct, gpu) {
-        (Some(peer), Some(gpu)) => {
-            let credits = Arc::new(OnGpu::region(gpu, host.region())?);
-            let mut sender = GpuSender::new(gpu, &lane(), &peer, &credits, 0)?;
-            let batch = GPU_PAGE / SIZE as u64;
-            let source = GpuMemory::allocate(gpu, GPU_PAGE)?;
-            let mut n = 0;
-            while n < messages {
-                let count = batch.min(messages - n);
-                for i in 0..count {
-                    source.write(i * SIZE as u64, &message(n + i))?;
-                }
-                let out = Outgoing {
-                    memory: &source,
-                    offset: 0,
-                    size: SIZE as u32,
-                    count: count as u32,
-                    message_type: 0,
-                };
-                n += sender.send(out)?;
+    buf.truncate(got.len);
+    Ok((got.message_type, buf))
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let word = bytes.get(at * 8..at * 8 + 8).and_then(|b| b.try_into().ok());
+    word.map_or(0, u64::from_le_bytes)
+}
+
+/// As [`receive`], over a link of the caller's; `exposed` is what it exports.
+pub fn receive_over(
+    link: Box<dyn Link>,
+    gpu: Option<&Arc<dyn Gpu>>,
+    exposed: Option<&Arc<Exposed>>,
+) -> Result<String, GpuError> {
+    let place = exposed.map_or(Place::Ordinary, |_| Place::Exported);
+    let memory = exposed.map_or(link.inbound().lines(), |e| e.bytes() / LINE_BYTES as u64);
+    // Half of what there is at most, so that the session and the rounding of a power of two have room.
+    let lines = memory.saturating_sub(PAGE_LINES * 8).clamp(8, LONGEST_RING + 1);
+    let ring = 1u64 << (lines.ilog2());
+    let connection = connection(link)?;
+    let ends = connection.channel_at(CHANNEL, spec(ring), place);
+    let (mut tx, mut rx) = ends.map_err(|e| failed(&e))?;
+    rx.wait_connected(PATIENCE)
+        .map_err(|e| GpuError::new("gpu-trial-no-peer", 4, e.to_string()))?;
+    let (what, plan) = hear(&mut rx, PATIENCE)?;
+    let (size, messages, proof) = (word(&plan, 0), word(&plan, 1), word(&plan, 2));
+    let sound = what == PLAN && (1..=LARGEST.into()).contains(&size) && proof <= PROOF;
+    let result = match sound {
+        true => compare(&mut tx, rx, gpu, exposed, (size as u32, messages, proof)),
+        false => Err(failed(
+            "the sender says nothing that makes sense: it is of another version",
+        )),
+    };
+    let far = gpu.map_or(End::Host, |_| End::Gpu).name();
+    let last = match &result {
+        Ok(way) => say(&mut tx, RECEIVED, format!("{far}\n{way}").as_bytes()),
+        Err(e) => say(&mut tx, WRONG, e.what.as_bytes()),
+    };
+    if let Ok(seq) = last {
+        let _ = tx.wait_consumed(seq, PATIENCE); // or the sender has gone, having heard
+    }
+    result.map(|way| format!("{messages} messages of {size} bytes, all as sent; {way}"))
+}
+
+/// A receiving end, whichever it is.
+enum Receiving {
+    Host(Box<Receiver>, Vec<u8>),
+    Gpu(Box<GpuRx>, Arc<GpuMemory>),
+}
+
+impl Receiving {
+    /// At least one message, each with its type.
+    fn some(&mut self) -> Result<Vec<(u32, Vec<u8>)>, GpuError> {
+        match self {
+            Self::Host(rx, buf) => {
+                let got = rx.recv(buf, PATIENCE);
+                let got = got.map_err(|e| GpuError::new(e.name(), 5, e.to_string()))?;
+                Ok(vec![(
+                    got.message_type,
+                    buf.get(..got.len).unwrap_or(&[]).to_vec(),
+                )])
             }
-        }
-        _ => {
-            let control = host.view().part(0, PAGE_LINES);
-            let control = control.ok_or_else(|| ring_failed("the window", &"is smaller than a page"))?;
-            let mut producer = Producer::new(Through(Arc::clone(&aperture)), control, lane(), Order::Relaxed);
-            for n in 0..messages {
-                let message = message(n);
-                let begin = Instant::now();
-                loop {
-                    match producer.try_send(0, &message) {
-                        Ok(_) => break,
-                        Err(SendError::Full { .. }) if begin.elapsed() < PATIENCE => std::thread::yield_now(),
-                        Err(e) => return Err(ring_failed("sending", &e)),
-                    }
-                }
+            Self::Gpu(rx, out) => {
+                let records = rx.receive(out, 64, PATIENCE)?;
+                let read = |record: crate::kernels::Record| {
+                    let mut bytes = vec![0; record.size as usize];
+                    out.read(record.offset, &mut bytes)?;
+                    Ok((record.message_type, bytes))
+                };
+                records.into_iter().map(read).collect()
             }
         }
     }
-    let mut answer = 0;
-    side.until("the peer to compare", || {
-        answer = port.scratchpad(0)?;
-        Ok(matches!(answer, RECEIVED | WRONG))
-    })?;
-    match answer {
-        RECEIVED => Ok(format!("{messages} messages, all received as sent")),
-        _ => Err(GpuError::new(
-            "gpu-trial",
-            1,
-            "the receiver says that something was wrong: see there",
+}
+
+/// Compares the pattern and all messages. Returns how they came.
+fn compare(
+    tx: &mut Sender,
+    rx: Receiver,
+    gpu: Option<&Arc<dyn Gpu>>,
+    exposed: Option<&Arc<Exposed>>,
+    (size, messages, proof): (u32, u64, u64),
+) -> Result<String, GpuError> {
+    let longest = u64::from(size).max(proof);
+    let (mut receiving, way) = match gpu {
+        None => {
+            let buf = vec![0; longest as usize];
+            (
+                Receiving::Host(Box::new(rx), buf),
+                "the processor polls memory of this host".to_owned(),
+            )
+        }
+        Some(gpu) => {
+            let channel = GpuChannel::new(gpu, Options::default(), exposed);
+            let mut rx = GpuRx::new(&channel, rx);
+            let way = rx.announcement()?;
+            let room = longest.next_multiple_of(LINE_BYTES as u64).max(BATCH);
+            (Receiving::Gpu(Box::new(rx), GpuMemory::allocate(gpu, room)?), way)
+        }
+    };
+    let batch: Vec<Vec<u8>> = (0..different(size).min(messages.max(1)))
+        .map(|n| content(n, size.into()))
+        .collect();
+    let (mut n, mut proven) = (0, false);
+    while n < messages || !proven {
+        for (what, bytes) in receiving.some()? {
+            if !proven {
+                if what != PATTERN || bytes != content(u64::MAX, proof) {
+                    return Err(GpuError::new(
+                        "gpu-path-unproven",
+                        5,
+                        "the pattern that came the whole way is not what was sent",
+                    ));
+                }
+                proven = true;
+                say(tx, PROVEN, &[])?;
+                continue;
+            }
+            let sent = batch.get(number(n, size) as usize);
+            if what != DATA || sent.is_none_or(|sent| *sent != bytes) {
+                return Err(GpuError::new(
+                    "gpu-wrong-data",
+                    1,
+                    format!("message {n} is not what was sent"),
+                ));
+            }
+            n += 1;
+        }
+    }
+    Ok(way)
+}
+
+/// As [`send`], over a link of the caller's.
+pub fn send_over(link: Box<dyn Link>, gpu: Option<&Arc<dyn Gpu>>, trial: Trial) -> Result<Outcome, GpuError> {
+    let Trial { size, messages, far } = trial;
+    if !(1..=LARGEST).contains(&size) {
+        return Err(GpuError::new(
+            "gpu-message-size",
+            2,
+            format!("messages of {size} bytes: 1 to {LARGEST} can be sent"),
+        ));
+    }
+    let lines = u64::from(size).div_ceil(LINE_BYTES as u64) + 1;
+    let ring = (lines * 4).max(256).next_power_of_two().min(LONGEST_RING);
+    let connection = connection(link)?;
+    let ends = connection.channel(CHANNEL, spec(ring));
+    let (mut tx, mut rx) = ends.map_err(|e| failed(&e))?;
+    tx.wait_connected(PATIENCE)
+        .map_err(|e| GpuError::new("gpu-trial-no-peer", 4, e.to_string()))?;
+    let largest = tx.lend().map_or(ring, |lent| lent.lane.ring_lines);
+    if u64::from(size) > max_message(largest) {
+        return Err(GpuError::new(
+            "message-too-long",
+            2,
+            format!(
+                "messages of {size} bytes: the memory that the far end shows takes {} at most",
+                max_message(largest)
+            ),
+        ));
+    }
+    // The pattern goes once round the ring, as far as it is sent in one message.
+    let proof = max_message(largest).min(PROOF);
+    let plan: Vec<u8> = [u64::from(size), messages, proof]
+        .iter()
+        .flat_map(|w| w.to_le_bytes())
+        .collect();
+    say(&mut tx, PLAN, &plan)?;
+    let mut sending = Sending::new(tx, gpu, size, proof)?;
+    let own = sending.announcement()?;
+    sending.pattern()?;
+    answer(&mut rx, PROVEN)?;
+    let (begin, mut n) = (Instant::now(), 0);
+    while n < messages {
+        n += sending.some(messages - n)?;
+    }
+    let said = answer(&mut rx, RECEIVED)?;
+    let elapsed = begin.elapsed();
+    let (there, theirs) = said.split_once('\n').unwrap_or((&said, ""));
+    match far {
+        Some(wanted) if wanted.name() != there => Err(GpuError::new(
+            "gpu-other-far-end",
+            2,
+            format!(
+                "all arrived, but what is at the far end is '{there}', not '{}': 'gpu-try --serve ADDRESS --way ...' there decides",
+                wanted.name()
+            ),
         )),
+        _ => Ok(Outcome {
+            messages,
+            elapsed,
+            way: format!("here: {own}; there: {theirs}"),
+        }),
+    }
+}
+
+fn answer(rx: &mut Receiver, wanted: u32) -> Result<String, GpuError> {
+    let (what, bytes) = hear(rx, PATIENCE.saturating_mul(4))?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    match what {
+        _ if what == wanted => Ok(text),
+        WRONG => Err(failed(format_args!("the far end says: {text}"))),
+        _ => Err(failed(
+            "the far end says nothing that makes sense: it is of another version",
+        )),
+    }
+}
+
+/// A sending end, whichever it is, with all that it sends.
+enum Sending {
+    Host(Sender, Vec<Vec<u8>>, u64),
+    Gpu {
+        tx: GpuTx,
+        batch: Arc<GpuMemory>,
+        pattern: Arc<GpuMemory>,
+        size: u32,
+        proof: u32,
+        next: u64,
+    },
+}
+
+impl Sending {
+    fn new(tx: Sender, gpu: Option<&Arc<dyn Gpu>>, size: u32, proof: u64) -> Result<Self, GpuError> {
+        let contents = || (0..different(size)).map(|n| content(n, size.into()));
+        let Some(gpu) = gpu else {
+            return Ok(Self::Host(tx, contents().collect(), proof));
+        };
+        let stride = u64::from(size).next_multiple_of(8);
+        let batch = GpuMemory::allocate(gpu, stride * different(size))?;
+        for (n, bytes) in (0..).zip(contents()) {
+            batch.write(n * stride, &bytes)?;
+        }
+        let pattern = GpuMemory::allocate(gpu, proof)?;
+        pattern.write(0, &content(u64::MAX, proof))?;
+        let channel = GpuChannel::new(gpu, Options::default(), None);
+        Ok(Self::Gpu {
+            tx: GpuTx::new(&channel, tx),
+            batch,
+            pattern,
+            size,
+            proof: proof as u32,
+            next: 0,
+        })
+    }
+
+    fn announcement(&mut self) -> Result<String, GpuError> {
+        match self {
+            Self::Host(..) => Ok("the processor stores".to_owned()),
+            Self::Gpu { tx, .. } => tx.announcement(),
+        }
+    }
+
+    fn pattern(&mut self) -> Result<(), GpuError> {
+        match self {
+            Self::Host(tx, _, proof) => say(tx, PATTERN, &content(u64::MAX, *proof)).map(drop),
+            Self::Gpu {
+                tx, pattern, proof, ..
+            } => {
+                let out = Outgoing {
+                    memory: pattern,
+                    offset: 0,
+                    size: *proof,
+                    count: 1,
+                    message_type: PATTERN,
+                };
+                tx.send(out, PATIENCE).map(drop)
+            }
+        }
+    }
+
+    /// Sends up to `most` messages from where it is in the batch. Returns how many.
+    fn some(&mut self, most: u64) -> Result<u64, GpuError> {
+        match self {
+            Self::Host(tx, batch, _) => {
+                let mut sent = 0;
+                for bytes in batch.iter().take(most as usize) {
+                    say(tx, DATA, bytes)?;
+                    sent += 1;
+                }
+                Ok(sent)
+            }
+            Self::Gpu {
+                tx,
+                batch,
+                size,
+                next,
+                ..
+            } => {
+                let stride = u64::from(*size).next_multiple_of(8);
+                let count = (different(*size) - *next).min(most);
+                let out = Outgoing {
+                    memory: batch,
+                    offset: *next * stride,
+                    size: *size,
+                    count: count as u32,
+                    message_type: DATA,
+                };
+                *next = (*next + count) % different(*size);
+                tx.send(out, PATIENCE)
+            }
+        }
     }
 }

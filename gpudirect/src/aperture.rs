@@ -11,11 +11,8 @@
 
 use std::{fmt, sync::Arc};
 
-use ntb::{
-    pci::{DmaMemory, DmaSpace},
-    window::Aperture,
-};
-use ntb_mem::region::Region;
+use ntb_mem::region::{Region, View};
+use ntb_ring::link::engine::Direct;
 
 use crate::{
     GpuError,
@@ -35,8 +32,9 @@ pub struct OnGpu {
 #[derive(Debug)]
 #[expect(dead_code, reason = "held, not used")]
 enum Keep {
-    Aperture(Arc<Aperture>),
     Region(Arc<Region>),
+    View(View),
+    Direct(Direct),
     Caller,
 }
 
@@ -56,39 +54,31 @@ impl fmt::Debug for OnGpu {
 }
 
 impl OnGpu {
-    /// Lets kernels store through an aperture, all of it. `space` is that of the same function.
-    pub fn aperture(
-        gpu: &Arc<dyn Gpu>,
-        aperture: &Arc<Aperture>,
-        space: &Arc<DmaSpace>,
-    ) -> Result<Self, GpuError> {
-        let bytes = aperture.bytes();
-        let address = aperture.pointer(0, bytes).map_err(|e| {
-            GpuError::new(
-                "gpu-aperture-not-mapped",
-                3,
-                format!("a GPU can store through mapped apertures only: {e}"),
-            )
-        })?;
-        // SAFETY: the aperture is mapped, is kept, and gives no reference out; the range is registered by nobody else of this
-        // crate.
-        unsafe {
-            populate(space, address, bytes)?;
-            Self::register(
-                gpu,
-                address,
-                bytes,
-                HostMemory::Aperture,
-                Keep::Aperture(Arc::clone(aperture)),
-            )
-        }
-    }
-
     /// Lets kernels load and store memory of the host: what credits and answers come back to.
     pub fn region(gpu: &Arc<dyn Gpu>, region: &Arc<Region>) -> Result<Self, GpuError> {
         let keep = Keep::Region(Arc::clone(region));
         // SAFETY: the region is mapped and kept, and gives no reference out.
         unsafe { Self::register(gpu, region.as_ptr(), region.bytes(), HostMemory::Ram, keep) }
+    }
+
+    /// As [`OnGpu::region`], for a part of memory that the peer stores into.
+    pub fn view(gpu: &Arc<dyn Gpu>, view: &View) -> Result<Self, GpuError> {
+        let (address, bytes) = (view.as_ptr().cast(), view.words() as u64 * 8);
+        let keep = Keep::View(view.clone());
+        // SAFETY: the view keeps its memory mapped, and gives no reference out that lasts.
+        unsafe { Self::register(gpu, address, bytes, HostMemory::Ram, keep) }
+    }
+
+    /// Lets kernels store into a piece of the peer's memory that is mapped into this process.
+    pub fn direct(gpu: &Arc<dyn Gpu>, direct: &Direct) -> Result<Self, GpuError> {
+        direct.populate().map_err(|e| unpopulated(direct.bytes(), &*e))?;
+        let what = match direct.is_aperture() {
+            true => HostMemory::Aperture,
+            false => HostMemory::Ram,
+        };
+        let keep = Keep::Direct(direct.clone());
+        // SAFETY: the piece stays mapped as long as `direct` is kept, and gives no reference out.
+        unsafe { Self::register(gpu, direct.as_ptr(), direct.bytes(), what, keep) }
     }
 
     /// Lets kernels reach any range of this process.
@@ -144,22 +134,13 @@ impl Drop for OnGpu {
     }
 }
 
-/// Puts all pages of an aperture into the page tables without touching one.
-///
-/// # Safety
-/// The range is mapped and no Rust reference to it exists.
-unsafe fn populate(space: &Arc<DmaSpace>, address: *mut u8, bytes: u64) -> Result<(), GpuError> {
-    // SAFETY: the caller's promise.
-    let memory = unsafe { DmaMemory::raw(address, bytes, None) };
-    // SAFETY: as above; the mapping goes before this returns.
-    unsafe { space.map_raw(&memory, 1) }.map(drop).map_err(|e| {
-        GpuError::new(
-            "gpu-aperture-not-populated",
-            6,
-            format!(
-                "the pages of an aperture of {bytes} bytes could not be mapped beforehand: {e}. It takes VFIO's group interface \
-                 with a type 1 container: iommufd does not take the memory of devices"
-            ),
-        )
-    })
+fn unpopulated(bytes: u64, why: &dyn std::error::Error) -> GpuError {
+    GpuError::new(
+        "gpu-aperture-not-populated",
+        6,
+        format!(
+            "the pages of an aperture of {bytes} bytes could not be mapped beforehand: {why}. It takes VFIO's group interface with \
+             a type 1 container: iommufd does not take the memory of devices"
+        ),
+    )
 }

@@ -9,14 +9,20 @@
     reason = "starting kernels with addresses that were checked here"
 )]
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use ntb_ring::{queue::Lane, wire::page};
+use ntb_ring::{
+    queue::{Lane, Position},
+    wire::page,
+};
 
 use crate::{
     GpuError,
     aperture::OnGpu,
-    kernels::{MOST_THREADS, ReceiverState, Record, SenderState, key_word},
+    kernels::{MOST_THREADS, ReceiverState, Record, SenderState, Status, key_word},
     memory::{GPU_PAGE, GpuMemory},
     seam::{Arg, Gpu, Running},
 };
@@ -57,20 +63,116 @@ fn check_lane(lane: &Lane) -> Result<(), GpuError> {
     ))
 }
 
-/// Waits for a kernel's end.
-fn finish(mut running: Box<dyn Running>) -> Result<(), GpuError> {
-    if running.wait(PATIENCE)? {
-        return Ok(());
+/// Memory of this side that kernels load and the peer stores into.
+#[derive(Clone, Debug)]
+pub enum Reached {
+    /// The GPU's own: what a kernel is to poll.
+    Gpu(Arc<GpuMemory>),
+    /// The host's: each look goes over the bus.
+    Host(Arc<OnGpu>),
+}
+
+impl From<&Arc<GpuMemory>> for Reached {
+    fn from(memory: &Arc<GpuMemory>) -> Self {
+        Self::Gpu(Arc::clone(memory))
     }
-    Err(GpuError::new(
-        "gpu-stalled",
-        5,
-        format!(
-            "a kernel has not ended within {} s, which its budget of looks does not explain: the GPU may wait for stores that no \
-             longer complete",
-            PATIENCE.as_secs()
-        ),
-    ))
+}
+
+impl From<&Arc<OnGpu>> for Reached {
+    fn from(memory: &Arc<OnGpu>) -> Self {
+        Self::Host(Arc::clone(memory))
+    }
+}
+
+impl Reached {
+    fn at(&self) -> u64 {
+        match self {
+            Self::Gpu(memory) => memory.at(),
+            Self::Host(memory) => memory.at(),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Gpu(memory) => memory.bytes(),
+            Self::Host(memory) => memory.bytes(),
+        }
+    }
+
+    /// Keeps it with the rest of what a kernel uses.
+    fn kept(&self, mut uses: Vec<Used>) -> Vec<Used> {
+        uses.push(match self {
+            Self::Gpu(memory) => Arc::clone(memory) as _,
+            Self::Host(memory) => Arc::clone(memory) as _,
+        });
+        uses
+    }
+}
+
+/// Something that a kernel uses.
+type Used = Arc<dyn std::any::Any + Send + Sync>;
+
+/// Who looks while a kernel runs, and how long it may run without anything to show for it.
+pub(crate) struct Watch<'a> {
+    /// Called at each look: anything that changes as long as the kernel gets on.
+    pub(crate) progress: &'a mut dyn FnMut() -> u64,
+    /// Longest time without a change.
+    pub(crate) patience: Duration,
+    /// Time between two looks.
+    pub(crate) slice: Duration,
+}
+
+impl Watch<'_> {
+    /// Time between two looks when nothing has to be done meanwhile.
+    pub(crate) const SLICE: Duration = Duration::from_millis(2);
+}
+
+/// A kernel on its way, and what it uses.
+#[derive(Debug)]
+struct InFlight {
+    // Fields drop in order: the kernel's end, then what it uses.
+    running: Box<dyn Running>,
+    #[expect(dead_code, reason = "held, not used")]
+    uses: Vec<Used>,
+}
+
+impl InFlight {
+    fn finish(self) -> Result<(), GpuError> {
+        self.finish_watched(&mut Watch {
+            progress: &mut || 0,
+            patience: PATIENCE,
+            slice: Watch::SLICE,
+        })
+    }
+
+    /// Waits for the kernel's end. One that gets nowhere is left to itself, and all that it uses stays for good: its stores may
+    /// yet complete.
+    fn finish_watched(mut self, watch: &mut Watch<'_>) -> Result<(), GpuError> {
+        let (mut seen, mut since) = ((watch.progress)(), Instant::now());
+        while !self.running.wait(watch.slice)? {
+            let now = (watch.progress)();
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+            if since.elapsed() >= watch.patience {
+                #[allow(
+                    clippy::mem_forget,
+                    reason = "dropping would wait for an end that may never come"
+                )]
+                std::mem::forget(self);
+                return Err(GpuError::new(
+                    "gpu-stalled",
+                    5,
+                    format!(
+                        "a kernel has got nowhere for {:?}, which its budget of looks does not explain: the GPU may wait for \
+                         stores that no longer complete. It cannot be stopped: end the process",
+                        watch.patience
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A state in the GPU's memory.
@@ -112,8 +214,8 @@ pub struct GpuSender {
     // The state goes first, then what it points to.
     state: State,
     gpu: Arc<dyn Gpu>,
-    _peer: Arc<OnGpu>,
-    _own: Arc<OnGpu>,
+    peer: Arc<OnGpu>,
+    own: Reached,
 }
 
 impl GpuSender {
@@ -123,10 +225,11 @@ impl GpuSender {
         gpu: &Arc<dyn Gpu>,
         lane: &Lane,
         peer: &Arc<OnGpu>,
-        own: &Arc<OnGpu>,
+        own: impl Into<Reached>,
         control_line: u64,
     ) -> Result<Self, GpuError> {
         check_lane(lane)?;
+        let own = own.into();
         let base = lines_in(
             peer.bytes(),
             lane.consumer_base,
@@ -152,14 +255,35 @@ impl GpuSender {
         Ok(Self {
             state: State::new(gpu, &state.to_bytes())?,
             gpu: Arc::clone(gpu),
-            _peer: Arc::clone(peer),
-            _own: Arc::clone(own),
+            peer: Arc::clone(peer),
+            own,
         })
     }
 
     /// The state after the last kernel.
     pub fn state(&self) -> Result<SenderState, GpuError> {
         Ok(SenderState::from_bytes(&self.state.read()?))
+    }
+
+    /// How far it has come.
+    pub fn position(&self) -> Result<Position, GpuError> {
+        let state = self.state()?;
+        Ok(Position {
+            lines: state.head,
+            seq: state.seq,
+            credit: state.credit,
+        })
+    }
+
+    /// Goes on from where another end of the same lane has come.
+    pub fn go_on_from(&mut self, position: Position) -> Result<(), GpuError> {
+        let state = SenderState {
+            head: position.lines,
+            seq: position.seq,
+            credit: position.credit,
+            ..self.state()?
+        };
+        self.state.0.write(0, &state.to_bytes())
     }
 
     /// Starts sending messages one by one; each begins at a multiple of eight bytes.
@@ -210,10 +334,17 @@ impl GpuSender {
         // SAFETY: the arguments are those of the kernel; state, ring, credits and messages were checked to lie in memory that
         // this object and `Sending` hold until the kernel has ended.
         let running = unsafe { self.gpu.start(kernel, threads, args) }?;
+        let uses: Vec<Used> = vec![
+            Arc::clone(&self.state.0) as _,
+            Arc::clone(&self.peer) as _,
+            Arc::clone(memory) as _,
+        ];
         Ok(Sending {
-            running,
+            kernel: InFlight {
+                running,
+                uses: self.own.kept(uses),
+            },
             sender: self,
-            _memory: Arc::clone(memory),
         })
     }
 
@@ -227,19 +358,24 @@ impl GpuSender {
 #[derive(Debug)]
 #[must_use = "dropping waits for the end and tells nothing"]
 pub struct Sending<'a> {
-    // Fields drop in order: the kernel's end, then what it uses.
-    running: Box<dyn Running>,
+    kernel: InFlight,
     sender: &'a GpuSender,
-    _memory: Arc<GpuMemory>,
 }
 
 impl Sending<'_> {
     /// Waits for the end. Returns how many messages were sent.
     pub fn finish(self) -> Result<u64, GpuError> {
-        finish(self.running)?;
+        self.kernel.finish()?;
         let state = self.sender.state()?;
         state.status().check()?;
         Ok(state.sent)
+    }
+
+    /// As [`Sending::finish`], watched; how many were sent, and how it ended.
+    pub(crate) fn finish_watched(self, watch: &mut Watch<'_>) -> Result<(u64, Status), GpuError> {
+        self.kernel.finish_watched(watch)?;
+        let state = self.sender.state()?;
+        Ok((state.sent, state.status()))
     }
 }
 
@@ -273,26 +409,28 @@ fn threads_for(bytes: u64) -> u32 {
 pub struct GpuReceiver {
     state: State,
     gpu: Arc<dyn Gpu>,
-    _own: Arc<GpuMemory>,
-    _peer: Arc<OnGpu>,
+    own: Reached,
+    peer: Arc<OnGpu>,
 }
 
 impl GpuReceiver {
-    /// The receiver of `lane`. `own` is the GPU's memory that the peer stores into, with control page and ring from `own_line` on.
+    /// The receiver of `lane`. `own` is memory that the peer stores into, best the GPU's, with control page and ring from `own_line`
+    /// on.
     /// `peer` is memory of the peer's, in whose lines `lane.producer_base` counts: credits go there.
     pub fn new(
         gpu: &Arc<dyn Gpu>,
         lane: &Lane,
-        own: &Arc<GpuMemory>,
+        own: impl Into<Reached>,
         own_line: u64,
         peer: &Arc<OnGpu>,
     ) -> Result<Self, GpuError> {
         check_lane(lane)?;
+        let own = own.into();
         let base = lines_in(
             own.bytes(),
             own_line,
             page::PAGE_LINES + lane.ring_lines,
-            "the ring in the GPU's memory",
+            "the ring in this side's memory",
         )?;
         let control = lines_in(
             peer.bytes(),
@@ -313,9 +451,30 @@ impl GpuReceiver {
         Ok(Self {
             state: State::new(gpu, &state.to_bytes())?,
             gpu: Arc::clone(gpu),
-            _own: Arc::clone(own),
-            _peer: Arc::clone(peer),
+            own,
+            peer: Arc::clone(peer),
         })
+    }
+
+    /// How far it has come.
+    pub fn position(&self) -> Result<Position, GpuError> {
+        let state = self.state()?;
+        Ok(Position {
+            lines: state.tail,
+            seq: state.seq,
+            credit: state.credited,
+        })
+    }
+
+    /// Goes on from where another end of the same lane has come.
+    pub fn go_on_from(&mut self, position: Position) -> Result<(), GpuError> {
+        let state = ReceiverState {
+            tail: position.lines,
+            seq: position.seq,
+            credited: position.credit,
+            ..self.state()?
+        };
+        self.state.0.write(0, &state.to_bytes())
     }
 
     /// The state after the last kernel.
@@ -343,20 +502,29 @@ impl GpuReceiver {
         // and `Receiving` hold until the kernel has ended.
         let running = unsafe { self.gpu.start("ntb_receive", MOST_THREADS, &args) }?;
         Ok(Receiving {
-            running,
+            kernel: self.in_flight(running, &[&records, out]),
             receiver: self,
             records,
-            _out: Arc::clone(out),
         })
     }
 
     /// Gives everything consumed back at once.
     pub fn give_back(&mut self) -> Result<(), GpuError> {
         // SAFETY: as for `start`.
-        finish(unsafe {
+        let running = unsafe {
             self.gpu
                 .start("ntb_give_back", 32, &[Arg::U64(self.state.0.at())])
-        }?)
+        }?;
+        self.in_flight(running, &[]).finish()
+    }
+
+    fn in_flight(&self, running: Box<dyn Running>, memory: &[&Arc<GpuMemory>]) -> InFlight {
+        let uses: Vec<Used> = vec![Arc::clone(&self.state.0) as _, Arc::clone(&self.peer) as _];
+        let uses = uses.into_iter().chain(memory.iter().map(|m| Arc::clone(m) as _));
+        InFlight {
+            running,
+            uses: self.own.kept(uses.collect()),
+        }
     }
 }
 
@@ -364,18 +532,25 @@ impl GpuReceiver {
 #[derive(Debug)]
 #[must_use = "dropping waits for the end and tells nothing"]
 pub struct Receiving<'a> {
-    // Fields drop in order: the kernel's end, then what it uses.
-    running: Box<dyn Running>,
+    kernel: InFlight,
     receiver: &'a GpuReceiver,
     records: Arc<GpuMemory>,
-    _out: Arc<GpuMemory>,
 }
 
 impl Receiving<'_> {
     /// Waits for the end. Returns what was received, and how it ended: [`crate::kernels::Status::Budget`] when less came
     /// than was asked for.
-    pub fn finish(self) -> Result<(Vec<Record>, crate::kernels::Status), GpuError> {
-        finish(self.running)?;
+    pub fn finish(self) -> Result<(Vec<Record>, Status), GpuError> {
+        self.finish_watched(&mut Watch {
+            progress: &mut || 0,
+            patience: PATIENCE,
+            slice: Watch::SLICE,
+        })
+    }
+
+    /// As [`Receiving::finish`], watched.
+    pub(crate) fn finish_watched(self, watch: &mut Watch<'_>) -> Result<(Vec<Record>, Status), GpuError> {
+        self.kernel.finish_watched(watch)?;
         let state = self.receiver.state()?;
         let mut records = Vec::new();
         for n in 0..state.got {

@@ -6,7 +6,7 @@
 //! - [`aperture`]: a bridge's aperture, and memory of the host, as kernels reach them.
 //! - [`inbound`]: a window onto memory of a GPU; [`proof`]: its way, shown to carry data before it is used.
 //! - [`local`]: messages between a GPU and the processor of one machine; [`across`]: a trial between two hosts.
-//! - [`ends`]: ring ends on a GPU.
+//! - [`ends`]: ring ends on a GPU. [`channel`]: ends of a session's channels on a GPU.
 //! - [`kernels`]: device code, its arguments and its state.
 //!
 //! No program needs a GPU or its driver to be built or started: the driver's library is looked for at run time, and whatever
@@ -14,6 +14,7 @@
 
 pub mod across;
 pub mod aperture;
+pub mod channel;
 pub mod cuda;
 pub mod ends;
 mod error;
@@ -24,5 +25,6 @@ pub mod local;
 pub mod memory;
 pub mod proof;
 pub mod seam;
+mod stage;
 
 pub use error::GpuError;

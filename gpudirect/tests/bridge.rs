@@ -19,7 +19,7 @@ use ntb::{
 };
 use ntb_emu::{EmuConfig, Emulator, model::family, server::Endpoint};
 use ntb_gpudirect::{
-    across::{self, End},
+    across::{self, End, Trial},
     aperture::OnGpu,
     ends::{BUDGET, GpuReceiver},
     inbound::DeviceWindow,
@@ -212,33 +212,109 @@ fn a_peers_messages_reach_a_gpu_and_its_credits_come_back() {
 /// The trial that two hosts run, with two threads for hosts and an emulated bridge between them.
 #[test]
 fn the_trial_between_two_hosts_runs_over_an_emulated_bridge() {
-    for (name, end, words) in [
-        ("intel-spr", End::Host, ""),
-        ("intel-spr", End::Gpu, ""),
-        ("amd", End::Gpu, "ordering=0"),
-        ("intel-skx", End::Gpu, "no-dma-buf"),
+    for (name, ends, words, size, here, there) in [
+        (
+            "intel-spr",
+            [End::Host, End::Host],
+            "",
+            200,
+            "the processor stores",
+            "the processor polls",
+        ),
+        (
+            "intel-spr",
+            [End::Host, End::Gpu],
+            "",
+            200,
+            "the processor stores",
+            "poll the GPU's memory",
+        ),
+        (
+            "amd",
+            [End::Host, End::Gpu],
+            "ordering=0",
+            8,
+            "the processor stores",
+            "poll the GPU's memory",
+        ),
+        (
+            "intel-skx",
+            [End::Host, End::Gpu],
+            "no-dma-buf",
+            200,
+            "the processor stores",
+            "reached by staging",
+        ),
+        (
+            "epf",
+            [End::Host, End::Gpu],
+            "",
+            200,
+            "the processor stores",
+            "poll memory of this host",
+        ),
+        (
+            "intel-icx",
+            [End::Gpu, End::Host],
+            "",
+            200,
+            "staging: kernels store",
+            "the processor polls",
+        ),
+        (
+            "intel-spr",
+            [End::Gpu, End::Gpu],
+            "",
+            5000,
+            "staging: kernels store",
+            "poll the GPU's memory",
+        ),
     ] {
-        let (_emulator, addresses) = emulated(name, &format!("{end:?}-{}", words.len()));
-        let [a, b] = addresses;
-        let standin = Standin::new(words);
-        let gpu = standin.gpu();
-        let receiving = std::thread::spawn(move || across::receive(&b, end, Some(&gpu), 300));
-        let sent = across::send(&a, End::Host, None, 300);
-        let received = receiving.join().unwrap();
-        let said = received.unwrap_or_else(|e| panic!("{name} {end:?}: {e}"));
-        assert!(said.starts_with("300 messages, all as sent"), "{said}");
-        assert_eq!(said.contains("staging"), words == "no-dma-buf", "{said}");
-        sent.unwrap();
-        assert_eq!(standin.left(), 0, "all was given back");
+        let (_emulator, addresses) = emulated(name, &format!("{ends:?}-{}", words.len()));
+        let [a, b] = addresses.map(|a| a.to_string().parse().unwrap());
+        let standins = [Standin::new(words), Standin::new(words)];
+        let [from, to] = [0, 1].map(|i| (ends[i] == End::Gpu).then(|| standins[i].gpu()));
+        let receiving = std::thread::spawn(move || across::receive(&b, to.as_ref()));
+        let trial = Trial {
+            size,
+            messages: 300,
+            far: Some(ends[1]),
+        };
+        let sent = across::send(&a, from.as_ref(), trial);
+        let said = receiving
+            .join()
+            .unwrap()
+            .unwrap_or_else(|e| panic!("{name} {ends:?}: {e}"));
+        let start = format!("300 messages of {size} bytes, all as sent; ");
+        assert!(said.starts_with(&start) && said.contains(there), "{said}");
+        let sent = sent.unwrap_or_else(|e| panic!("{name} {ends:?}: {e}"));
+        assert_eq!(sent.messages, 300);
+        assert!(sent.way.contains(&format!("here: {here}")), "{}", sent.way);
+        assert!(sent.way.contains(there), "{}", sent.way);
+        drop(from);
+        assert_eq!(
+            standins.each_ref().map(Standin::left),
+            [0, 0],
+            "all was given back"
+        );
     }
-    // A kernel cannot store through an aperture that is written by calls, and the trial says so.
-    let (_emulator, [a, b]) = emulated("intel-spr", "refused");
-    let standin = Standin::new("");
-    let gpu = standin.gpu();
-    let receiving = std::thread::spawn(move || across::receive(&b, End::Host, None, 1));
-    let e = across::send(&a, End::Gpu, Some(&gpu), 1).unwrap_err();
-    assert_eq!((e.name, e.exit), ("gpu-aperture-not-mapped", 3), "{e}");
-    assert!(receiving.join().unwrap().is_err());
+}
+
+#[test]
+fn a_trial_that_is_not_what_was_asked_for_says_so() {
+    let (_emulator, addresses) = emulated("intel-spr", "other");
+    let [a, b] = addresses.map(|a| a.to_string().parse().unwrap());
+    let receiving = std::thread::spawn(move || across::receive(&b, None));
+    let trial = Trial {
+        size: 8,
+        messages: 10,
+        far: Some(End::Gpu),
+    };
+    let e = across::send(&a, None, trial).unwrap_err();
+    assert_eq!((e.name, e.exit), ("gpu-other-far-end", 2), "{e}");
+    receiving.join().unwrap().unwrap();
+    let e = across::send(&a, None, Trial { size: 0, ..trial }).unwrap_err();
+    assert_eq!((e.name, e.exit), ("gpu-message-size", 2), "{e}");
 }
 
 #[test]

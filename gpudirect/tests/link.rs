@@ -52,21 +52,21 @@ fn a_links_engine_reaches_the_memory_that_the_peer_exports() {
         let mut near = NtbLink::open(&a, &NtbOptions::default()).unwrap();
         let options = NtbOptions {
             export: Some(exposed),
-            spare_lines: 64,
+            window_bytes: 1 << 16, // what is in front of an export is never less than its windows
             ..NtbOptions::default()
         };
         let mut far = NtbLink::open(&b, &options).unwrap();
-        // The exporting side's session has what the window before shows, less the spare lines.
-        assert_eq!(far.inbound().lines(), WINDOW / 64 - 64, "{name}");
-        assert_eq!(far.spare().lines(), 64);
+        // The exporting side's session has what the window before shows.
+        assert_eq!(far.inbound().lines(), WINDOW / 64, "{name}");
+        assert_eq!(far.exported().unwrap().lines(), WINDOW / 64, "{name}");
+        assert!(near.exported().is_none());
         assert_eq!(
             near.inbound().lines(),
             2 * WINDOW / 64,
             "both windows, without an export"
         );
         rise([&mut near, &mut far]);
-        let (first, lines) = near.peer_export().unwrap();
-        assert_eq!((first, lines), (WINDOW / 64, WINDOW / 64));
+        let (first, lines) = (WINDOW / 64, WINDOW / 64);
         let mut engine = near.outbound().unwrap();
         let line = |n: u64| Line(std::array::from_fn(|i| n << 8 | i as u64));
         engine.put(first, &line(1));
@@ -77,7 +77,10 @@ fn a_links_engine_reaches_the_memory_that_the_peer_exports() {
         let start = Instant::now();
         let at = memory.at();
         while gpu.poll(at + WINDOW - 8).unwrap() != line(2).0[7]
-            || far.spare().load(63 * 8 + 7, Ordering::Acquire) != line(4).0[7]
+            || far
+                .inbound()
+                .load((WINDOW / 64 - 1) as usize * 8 + 7, Ordering::Acquire)
+                != line(4).0[7]
         {
             assert!(
                 start.elapsed() < Duration::from_secs(30),
@@ -86,6 +89,11 @@ fn a_links_engine_reaches_the_memory_that_the_peer_exports() {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(gpu.poll(at + 56).unwrap(), line(1).0[7]);
+        assert_eq!(
+            far.exported().unwrap().load(7, Ordering::Acquire),
+            line(1).0[7],
+            "the processor too"
+        );
         assert_eq!(far.inbound().load(7, Ordering::Acquire), line(3).0[7]);
         // The link's end gives the GPU's memory back: nothing else holds it.
         drop((engine, near, far, options, memory, gpu));

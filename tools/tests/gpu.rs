@@ -54,6 +54,7 @@ fn both_directions_run_with_the_host_stand_in() {
         ("gpu:0", "host", "kernel stores", ""),
         ("host", "gpu:0", "dma-buf", ""),
         ("host", "gpu:0", "staging", "no-dma-buf"),
+        ("gpu:0", "gpu:0", "kernels poll memory of this host", ""),
     ] {
         for size in ["8", "48", "5000"] {
             let args = [
@@ -84,12 +85,58 @@ fn ends_that_cannot_be_are_usage_errors() {
         &["--to", "gpu:256"],
         &["--to", "cpu"],
         &["--from", "host", "--to", "host"],
-        &["--from", "gpu:0", "--to", "gpu:0"],
-        &["soft:x", "--from", "gpu:0"],
     ] {
         let out = ping(&with, "", args);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{args:?}: {said}");
     }
     std::fs::remove_dir_all(with).unwrap();
+}
+
+/// A far end in a process of its own, as `gpu-try` is at another host: here over a link of this machine, and a pair of emulated
+/// bridges.
+#[test]
+fn over_a_link_both_ends_say_how_and_json_has_the_bandwidth() {
+    let with = folder("over", true);
+    let name = |what: &str| format!("ntb-ping-gpu-{}-{what}", std::process::id());
+    let mut config = ntb_emu::EmuConfig::new(
+        ntb_emu::model::family("intel-spr").unwrap(),
+        ntb_emu::server::Endpoint::Abstract(name("a")),
+        ntb_emu::server::Endpoint::Abstract(name("b")),
+    );
+    config.pair.window_bytes = 1 << 20;
+    let _emulator = ntb_emu::Emulator::start(config).unwrap();
+    let soft = format!("soft:{}", name("soft"));
+    let emulated = ["a", "b"].map(|side| format!("emu:@{}", name(side)));
+    for (near, far, size, said) in [
+        (&soft, &soft, "100000", "kernels store into the peer's memory"),
+        (&emulated[0], &emulated[1], "5000", "staging"),
+    ] {
+        let gpu = standin_gpu(&with);
+        let address = far.parse().unwrap();
+        let receiving = std::thread::spawn(move || ntb_gpudirect::across::receive(&address, Some(&gpu)));
+        let args = [
+            near, "--from", "gpu:0", "--to", "gpu:0", "--size", size, "--count", "20", "--json",
+        ];
+        let out = ping(&with, "", &args);
+        let error = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(0), "{near}: {error}");
+        let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(json["address"].as_str(), Some(near.as_str()));
+        assert_eq!(
+            (json["messages"].as_u64(), json["size"].as_u64()),
+            (Some(20), size.parse().ok())
+        );
+        assert!(json["bytes_per_second"].as_f64().unwrap() > 0.0, "{json}");
+        let way = json["way"].as_str().unwrap();
+        assert!(way.contains(said) && way.contains("there: kernels poll"), "{way}");
+        receiving.join().unwrap().unwrap();
+    }
+    std::fs::remove_dir_all(with).unwrap();
+}
+
+/// The host stand-in in this process.
+fn standin_gpu(folder: &std::path::Path) -> std::sync::Arc<dyn ntb_gpudirect::seam::Gpu> {
+    let driver = ntb_gpudirect::cuda::Driver::load(&folder.join("libcuda.so.1")).unwrap();
+    std::sync::Arc::new(ntb_gpudirect::cuda::Cuda::open(&driver, 0).unwrap())
 }

@@ -227,6 +227,9 @@ impl Memory for Host {
                 store: true,
             });
         }
+        while state().holds(at) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         let p = at as usize;
         // SAFETY: as above.
         unsafe {

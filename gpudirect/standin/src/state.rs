@@ -52,6 +52,8 @@ pub(crate) struct State {
     pub(crate) no_dma_buf: bool,
     pub(crate) no_mmap: bool,
     pub(crate) no_flush: bool,
+    /// Stores of kernels into memory that is not the GPU's do not complete.
+    pub(crate) hold_stores: bool,
     pub(crate) odd_address: bool,
     pub(crate) ordering: c_int,
     pub(crate) capability: u32,
@@ -140,6 +142,7 @@ impl State {
                 "no-dma-buf" => self.no_dma_buf = true,
                 "no-mmap" => self.no_mmap = true,
                 "no-flush" => self.no_flush = true,
+                "hold-stores" => self.hold_stores = true,
                 "odd-address" => self.odd_address = true,
                 "ordering" => self.ordering = number() as c_int,
                 "capability" => self.capability = number(),
@@ -164,6 +167,12 @@ impl State {
             + self.registered.len()
             + self.modules.len()
             + self.streams.len()
+    }
+
+    /// Whether a kernel's store does not complete.
+    pub(crate) fn holds(&self, at: u64) -> bool {
+        let found = self.registered.range(..=at).next_back();
+        self.hold_stores && found.is_some_and(|(start, bytes)| at < start + bytes)
     }
 
     /// Whether all of a range is what kernels reach.

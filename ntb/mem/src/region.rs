@@ -20,7 +20,10 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
-use crate::line::{LINE_BYTES, LINE_WORDS, Line};
+use crate::{
+    export::Exportable,
+    line::{LINE_BYTES, LINE_WORDS, Line},
+};
 
 /// Which pages a region may stand on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -274,7 +277,9 @@ impl Region {
         View {
             base: self.map.ptr.cast(),
             words: self.map.len / 8,
-            region: Arc::clone(self),
+            #[cfg(debug_assertions)]
+            remote: self.remote,
+            memory: Arc::clone(self) as _,
         }
     }
 }
@@ -327,22 +332,41 @@ pub enum Small {
     Not(u64),
 }
 
-/// A bounds-checked window onto a [`Region`], in 64-bit words. Keeps the region mapped.
+/// A bounds-checked window onto a [`Region`], or onto what another owner exports, in 64-bit words. Keeps it mapped.
 ///
 /// Another party may change any word at any time; each load gives one moment's value of one word.
 #[derive(Clone, Debug)]
 pub struct View {
     base: *mut u64,
     words: usize,
-    region: Arc<Region>,
+    #[cfg(debug_assertions)]
+    remote: bool,
+    memory: Arc<dyn Exportable>,
 }
 
-// SAFETY: all access is by atomics; the region is kept alive by the `Arc`.
+// SAFETY: all access is by atomics; the memory is kept mapped by the `Arc`.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
 
 impl View {
+    /// All of what an owner exports, as this processor reaches it. Memory of a device is slow to read.
+    ///
+    /// # Panics
+    /// When it does not begin at a multiple of 8: mappings begin at a page.
+    pub fn exported(memory: &Arc<dyn Exportable>) -> Self {
+        #[allow(clippy::cast_ptr_alignment, reason = "asserted in the next line")]
+        let base = memory.as_ptr().cast::<u64>();
+        assert!(base.is_aligned(), "exported memory begins within a word");
+        Self {
+            base,
+            words: memory.bytes() as usize / 8,
+            #[cfg(debug_assertions)]
+            remote: false,
+            memory: Arc::clone(memory),
+        }
+    }
+
     /// Length in 64-bit words.
     #[inline]
     pub fn words(&self) -> usize {
@@ -366,7 +390,9 @@ impl View {
         Some(Self {
             base: self.base.wrapping_add(skip),
             words: lines as usize * LINE_WORDS,
-            region: Arc::clone(&self.region),
+            #[cfg(debug_assertions)]
+            remote: self.remote,
+            memory: Arc::clone(&self.memory),
         })
     }
 
@@ -380,7 +406,7 @@ impl View {
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.words, "word outside the view");
         // SAFETY: in bounds by the line above, 8-byte aligned since mappings are page-aligned, mapped as long as
-        // `region` lives, and only ever accessed atomically or by store routines.
+        // `memory` lives, and only ever accessed atomically or by store routines.
         unsafe { AtomicU64::from_ptr(self.base.add(index)) }
     }
 
@@ -388,7 +414,7 @@ impl View {
     #[inline(always)]
     fn count_remote_load(&self) {
         #[cfg(debug_assertions)]
-        if self.region.remote {
+        if self.remote {
             REMOTE_LOADS.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -644,7 +670,8 @@ mod tests {
         assert_eq!(view.load(1, Ordering::Relaxed), 0xFFFF_FFFF_FFFF_FF03);
         let end = view.words() * 8;
         view.store_bytes(end - 1, &[7]);
-        let behind = std::panic::catch_unwind(|| view.store_bytes(end - 1, &[7, 7]));
+        let behind = std::panic::AssertUnwindSafe(|| view.store_bytes(end - 1, &[7, 7]));
+        let behind = std::panic::catch_unwind(behind);
         assert!(behind.is_err(), "behind the end");
     }
 

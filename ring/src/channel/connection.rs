@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     link::{Link, LinkFacts},
-    session::{ChannelSpec, Event, OpenError, PeerInfo, SessionConfig, SessionState},
+    session::{ChannelSpec, Event, OpenError, PeerInfo, Place, SessionConfig, SessionState},
 };
 
 /// How a connection is run.
@@ -111,12 +111,23 @@ impl Connection {
 
     /// Opens a channel at this side. It connects when the peer has opened one of the same name and shape, in either order.
     pub fn channel(&self, name: &str, spec: ChannelSpec) -> Result<(Sender, Receiver), OpenError> {
+        self.channel_at(name, spec, Place::Ordinary)
+    }
+
+    /// As [`Connection::channel`], with this side's ring at `place`.
+    pub fn channel_at(
+        &self,
+        name: &str,
+        spec: ChannelSpec,
+        place: Place,
+    ) -> Result<(Sender, Receiver), OpenError> {
         let (answer, result) = mpsc::channel();
         let gone = || OpenError::Ended;
         self.commands
             .send(Command::Open {
                 name: name.to_owned(),
                 spec,
+                place,
                 answer,
             })
             .map_err(|_| gone())?;

@@ -110,6 +110,9 @@ pub enum RecvFailure {
         /// Length asked for in bytes.
         wanted: usize,
     },
+    /// A device cannot go on within a packed block: messages of it have been received by the processor.
+    #[error("a packed block was received in part: receive the rest of it before a device does")]
+    WithinBlock,
     /// The channel has no peer now.
     #[error("not connected, missing {}", .0.missing())]
     NotConnected(SessionState),
@@ -128,6 +131,7 @@ impl RecvFailure {
             Self::Empty => "empty",
             Self::TooSmall { .. } => "buffer-too-small",
             Self::OtherSize { .. } => "other-size",
+            Self::WithinBlock => "within-block",
             Self::NotConnected(_) => "not-connected",
             Self::Lost(lost) => lost.reason.name(),
             Self::TimedOut => "timed-out",

@@ -24,7 +24,9 @@
 //! is known of the messages under way, and when it comes back they go on with a new life.
 
 mod connection;
+mod device;
 mod error;
+mod memory;
 mod receiver;
 mod sender;
 mod service;
@@ -32,6 +34,7 @@ mod shared;
 mod wait;
 
 pub use connection::{Connection, Options};
+pub use device::LentLane;
 pub use error::{ConnectError, Lost, RecvFailure, SendFailure};
 pub use receiver::{Receiver, ReceiverStats};
 pub use sender::{ChannelClaim, HoldUp, Sender, SenderStats};

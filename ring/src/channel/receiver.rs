@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Lost, RecvFailure,
+    device::{RECEIVING, ended},
     shared::{Rx, Shared},
     wait::{CLOCK_EVERY, NAP, Wait},
 };
@@ -58,12 +59,12 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// The receiving end of a channel. One thread uses it at a time.
 #[derive(Debug)]
 pub struct Receiver {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// Epoch at which `rx` was taken up; behind the shared one while the rest of an ended life is given out.
-    epoch: u64,
-    rx: Option<Rx>,
+    pub(super) epoch: u64,
+    pub(super) rx: Option<Rx>,
     doorbell: Option<Doorbell>,
-    pump: Option<Arc<dyn Pump>>,
+    pub(super) pump: Option<Arc<dyn Pump>>,
     ended: ReceiverStats,
     sleeps: u64,
     wait: Wait,
@@ -376,6 +377,19 @@ impl Receiver {
         ended
     }
 
+    /// As [`Receiver::turn`], for an end that a device had: what the device has not taken is given up.
+    #[cold]
+    pub(super) fn turn_for_device(&mut self) -> Option<RecvFailure> {
+        let seq = self.rx.as_ref().map_or(0, Rx::next_seq);
+        self.turn().map(|(reason, _)| {
+            RecvFailure::Lost(Lost {
+                reason,
+                certain: seq,
+                sent: seq,
+            })
+        })
+    }
+
     #[cold]
     fn explain(&self, e: RecvError) -> RecvFailure {
         match e {
@@ -393,6 +407,7 @@ impl Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        ended(&self.shared, RECEIVING);
         self.shared.has_reader.store(false, Ordering::Release);
         self.shared.end_dropped();
     }

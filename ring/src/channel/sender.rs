@@ -10,6 +10,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::{
     Lost, SendFailure,
+    device::{SENDING, ended},
     shared::{Shared, Tx},
     wait::{CLOCK_EVERY, NAP, Wait},
 };
@@ -45,9 +46,9 @@ pub struct HoldUp {
 /// The sending end of a channel. One thread uses it at a time.
 #[derive(Debug)]
 pub struct Sender {
-    shared: Arc<Shared>,
-    epoch: u64,
-    tx: Option<Tx>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) epoch: u64,
+    pub(super) tx: Option<Tx>,
     /// What brings credits in, where they do not come by themselves.
     pump: Option<Arc<dyn Pump>>,
     peer: Arc<PeerInfo>,
@@ -282,7 +283,7 @@ impl Sender {
     }
 
     #[inline(always)]
-    fn turn(&mut self) -> Result<(), SendFailure> {
+    pub(super) fn turn(&mut self) -> Result<(), SendFailure> {
         if self.epoch == self.shared.epoch.load(Ordering::Acquire) {
             return Ok(()); // E2
         }
@@ -400,6 +401,7 @@ fn explain(shared: &Shared, peer: &Arc<PeerInfo>, e: SendError) -> SendFailure {
 impl Drop for Sender {
     fn drop(&mut self) {
         self.flush();
+        ended(&self.shared, SENDING);
         self.shared.end_dropped();
     }
 }

@@ -13,6 +13,8 @@ use ntb_mem::{
 
 use super::{
     ConnectError, Options,
+    device::{Parts, SENDING},
+    memory::Memory,
     shared::{Common, Shared, lock},
 };
 use crate::{
@@ -22,8 +24,8 @@ use crate::{
     },
     queue::{Alarm, Consumer, Producer},
     session::{
-        Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, OpenError, Session, SessionConfig,
-        SessionState,
+        Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, OpenError, Place, Session,
+        SessionConfig, SessionState,
     },
     wire::page::{self, PAGE_LINES},
 };
@@ -56,6 +58,7 @@ pub(super) enum Command {
     Open {
         name: String,
         spec: ChannelSpec,
+        place: Place,
         answer: mpsc::Sender<Result<Arc<Shared>, OpenError>>,
     },
     Shutdown,
@@ -69,7 +72,7 @@ pub struct Driver {
     common: Arc<Common>,
     commands: mpsc::Receiver<Command>,
     start: Instant,
-    inbound: View,
+    inbound: Memory,
     status: LinkStatus,
     engine: Option<Engine>,
     channels: Vec<Channel>,
@@ -116,7 +119,7 @@ impl Driver {
         common: Arc<Common>,
         commands: mpsc::Receiver<Command>,
     ) -> Result<Self, ConnectError> {
-        let inbound = link.inbound();
+        let inbound = Memory::of(&*link);
         let facts = link.facts();
         {
             let mut status = lock(&common.status);
@@ -131,7 +134,8 @@ impl Driver {
         config.silent_after = options.silent_after;
         config.gone_after = options.gone_after;
         config.drain_timeout = options.drain_timeout;
-        let session = Session::new(config, inbound.lines()).map_err(|e| ConnectError::LinkFailed {
+        let (own, exported) = inbound.lines();
+        let session = Session::with_export(config, own, exported).map_err(|e| ConnectError::LinkFailed {
             name: "bad-window",
             exit: 2,
             what: e.to_string(),
@@ -208,8 +212,13 @@ impl Driver {
     fn take_commands(&mut self) {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Open { name, spec, answer }) => {
-                    let result = self.session.open(&name, spec).map(|id| {
+                Ok(Command::Open {
+                    name,
+                    spec,
+                    place,
+                    answer,
+                }) => {
+                    let result = self.session.open_at(&name, spec, place).map(|id| {
                         let shared = Arc::new(Shared::new(id, Arc::clone(&self.common)));
                         self.channels.push(Channel {
                             shared: Arc::clone(&shared),
@@ -312,10 +321,10 @@ impl Driver {
             return; // lost in this very moment: the next step says so
         };
         let lines = lanes.receive.ring_lines;
-        let (Some(control), Some(ring)) = (
-            self.inbound.part(lanes.inbound_base, PAGE_LINES),
-            self.inbound.part(lanes.inbound_base + PAGE_LINES, lines),
-        ) else {
+        let Some(own) = self.inbound.channel(lanes.inbound_base, lines) else {
+            return; // the session allocates inside the window
+        };
+        let (Some(control), Some(ring)) = (own.part(0, PAGE_LINES), own.part(PAGE_LINES, lines)) else {
             return; // the session allocates inside the window
         };
         let tx = Producer::new(tx_engine, control.clone(), lanes.transmit, lanes.transmit_order);
@@ -347,6 +356,7 @@ impl Driver {
             life.rx = Some(rx);
             life.doorbell = Some(doorbell);
             life.pump = pump;
+            life.parts = Some(Parts { lanes: *lanes, own });
             if let Some(peer) = peer {
                 life.peer = peer;
             }
@@ -377,6 +387,8 @@ impl Driver {
                 channel.end_drain();
             }
             let shared = &channel.shared;
+            self.session
+                .hold(shared.id, shared.device.load(Ordering::Acquire) != 0);
             if taken(&shared.corrupt) {
                 self.session.corrupt(shared.id);
             }
@@ -423,12 +435,18 @@ impl Driver {
         self.beats = self.beats.wrapping_add(1);
         let again = self.beats.is_multiple_of(REPOST_BEATS);
         let Some(engine) = &mut self.engine else { return };
-        for live in self.channels.iter_mut().filter_map(|c| c.live.as_mut()) {
+        for channel in &mut self.channels {
+            let Some(live) = &mut channel.live else { continue };
             let Lanes {
                 transmit, receive, ..
             } = &live.lanes;
             let consumed = live.consumed.load(Ordering::Relaxed);
-            let sent = live.sent.load(Ordering::Relaxed);
+            let sent = live.sent.load(Ordering::Acquire);
+            // While a device sends, that is what it may come to at most: a reader would miss what was never sent.
+            let sent = match channel.shared.device.load(Ordering::Acquire) & SENDING {
+                0 => sent,
+                _ => live.reported.1,
+            };
             if again || live.reported != (consumed, sent) {
                 live.reported = (consumed, sent);
                 let mut content = Line::ZERO;

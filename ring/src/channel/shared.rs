@@ -34,6 +34,9 @@ pub(super) struct Shared {
     pub(super) armed: AtomicBool,
     /// Set by an end that found corrupt peer data.
     pub(super) corrupt: AtomicBool,
+    /// Directions in which a device is at work: bits of [`super::device`]. Set before it starts and cleared after it has
+    /// stopped, by the end; the service looks before it lets a next life begin.
+    pub(super) device: AtomicU32,
     /// Ends that are alive. The channel is closed with the last.
     pub(super) ends: AtomicU32,
     /// True while the receiving end is alive.
@@ -57,6 +60,8 @@ pub(super) struct Life {
     /// What brings the peer's stores into this side's memory, where they do not come by themselves.
     pub(super) pump: Option<Arc<dyn Pump>>,
     pub(super) peer: Arc<PeerInfo>,
+    /// For devices.
+    pub(super) parts: Option<super::device::Parts>,
 }
 
 /// What all of a connection shares.
@@ -105,11 +110,13 @@ impl Shared {
                 doorbell: None,
                 pump: None,
                 peer: Arc::new(nobody),
+                parts: None,
             }),
             reset: AtomicU64::new(0),
             drained: AtomicU64::new(0),
             armed: AtomicBool::new(false),
             corrupt: AtomicBool::new(false),
+            device: AtomicU32::new(0),
             ends: AtomicU32::new(2),
             has_reader: AtomicBool::new(true),
             common,

@@ -1,6 +1,12 @@
 //! The data side of a link: how lines reach the peer, and how a side reads what the peer stored.
 
-use std::sync::atomic::Ordering;
+#![allow(unsafe_code, reason = "an address that is handed on to devices")]
+
+use std::{
+    error::Error,
+    fmt::Debug,
+    sync::{Arc, atomic::Ordering},
+};
 
 use ntb_mem::line::{LINE_BYTES, LINE_WORDS, Line};
 use ntb_mem::region::{Small, View};
@@ -59,6 +65,73 @@ pub trait StoreEngine: Send {
 
     /// Nothing put before stays in a buffer on this side.
     fn flush(&mut self);
+
+    /// `lines` lines of the peer's memory from `first` on as they are mapped into this process in one piece, so that a device
+    /// of this side can be let to store there itself. `None` where they are not: the processor carries the lines then.
+    fn direct(&self, first: u64, lines: u64) -> Option<Direct> {
+        let _ = (first, lines);
+        None
+    }
+}
+
+/// A piece of the peer's memory that is mapped into this process, and kept so. Nobody loads from it.
+#[derive(Clone, Debug)]
+pub struct Direct {
+    address: *mut u8,
+    bytes: u64,
+    aperture: Option<Arc<dyn Populate>>,
+    _keep: Arc<dyn Debug + Send + Sync>,
+}
+
+/// Puts the pages of a mapping of a device's memory into the page tables of this process without touching the device.
+pub trait Populate: Debug + Send + Sync {
+    /// Does so for `bytes` bytes at `address`, which lie in the mapping; the error says what stands in the way.
+    fn populate(&self, address: *mut u8, bytes: u64) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+// SAFETY: the address is that of a mapping of the process that `_keep` keeps; nothing here dereferences it.
+unsafe impl Send for Direct {}
+// SAFETY: as above.
+unsafe impl Sync for Direct {}
+
+impl Direct {
+    /// The mapping at `address` stays as long as `keep` does, and gives no reference out.
+    pub(crate) fn new(
+        address: *mut u8,
+        bytes: u64,
+        aperture: Option<Arc<dyn Populate>>,
+        keep: Arc<dyn Debug + Send + Sync>,
+    ) -> Self {
+        Self {
+            address,
+            bytes,
+            aperture,
+            _keep: keep,
+        }
+    }
+
+    /// First byte: for devices, never for references.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it is a bridge's aperture; ordinary memory of this machine otherwise.
+    pub fn is_aperture(&self) -> bool {
+        self.aperture.is_some()
+    }
+
+    /// Puts all its pages into the page tables of this process, without a load or a store where it is an aperture.
+    pub fn populate(&self) -> Result<(), Box<dyn Error + Send + Sync>> {
+        match &self.aperture {
+            Some(aperture) => aperture.populate(self.address, self.bytes),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Local memory that the peer stores into, read by words and by lines.
@@ -193,6 +266,12 @@ impl StoreEngine for WriteBack {
 
     #[inline(always)]
     fn flush(&mut self) {}
+
+    fn direct(&self, first: u64, lines: u64) -> Option<Direct> {
+        let part = self.memory.part(first, lines)?;
+        let bytes = lines * LINE_BYTES as u64;
+        Some(Direct::new(part.as_ptr().cast(), bytes, None, Arc::new(part)))
+    }
 }
 
 /// An engine chosen at run time. The write-back one is dispatched without a virtual call, since it is the one whose
@@ -204,7 +283,7 @@ pub enum Engine {
     Other(Box<dyn StoreEngine>),
 }
 
-impl std::fmt::Debug for Engine {
+impl Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::WriteBack(_) => "Engine::WriteBack",
@@ -267,6 +346,13 @@ impl StoreEngine for Engine {
         match self {
             Self::WriteBack(e) => e.flush(),
             Self::Other(e) => e.flush(),
+        }
+    }
+
+    fn direct(&self, first: u64, lines: u64) -> Option<Direct> {
+        match self {
+            Self::WriteBack(e) => e.direct(first, lines),
+            Self::Other(e) => e.direct(first, lines),
         }
     }
 }

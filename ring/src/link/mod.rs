@@ -227,6 +227,12 @@ pub trait Link: Send + std::fmt::Debug {
     /// This side's memory that the peer writes. The same for as long as the link object lives.
     fn inbound(&self) -> View;
 
+    /// Memory of another owner at this side that the peer writes as well, a GPU's for instance: where engines of the peer
+    /// count on behind [`Link::inbound`]. The same for as long as the link object lives.
+    fn exported(&self) -> Option<View> {
+        None
+    }
+
     /// A new engine onto the peer's memory; `None` below [`LinkState::WindowsSet`].
     ///
     /// An engine outlives a loss of the link: what it stores then goes nowhere.

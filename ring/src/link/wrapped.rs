@@ -58,6 +58,9 @@ macro_rules! delegate {
         fn inbound(&$self) -> View {
             $link.inbound()
         }
+        fn exported(&$self) -> Option<View> {
+            $link.exported()
+        }
         fn ring(&mut $self, doorbell: u32) {
             $link.ring(doorbell);
         }

@@ -1,7 +1,7 @@
 //! The receiving end.
 
 use std::{
-    sync::atomic::Ordering::{Acquire, Relaxed},
+    sync::atomic::Ordering::{Acquire, Relaxed, Release},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use ntb_mem::{
 };
 
 use super::{
-    Lane, credit_latest, credit_step,
+    Lane, Position, credit_latest, credit_step,
     message::{InPlace, Message, Payload},
 };
 use crate::{
@@ -223,6 +223,28 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Sequence of the message that comes next.
     pub fn next_seq(&self) -> u64 {
         self.seq.wrapping_add(self.owed.min(1))
+    }
+
+    /// How far this end has come; `None` within a block of packed messages.
+    pub fn position(&self) -> Option<Position> {
+        self.block.is_none().then_some(Position {
+            lines: self.tail,
+            seq: self.seq,
+            credit: self.credited,
+        })
+    }
+
+    /// Goes on from where a device has come that consumed the lines in between; false when it cannot have come there.
+    pub(crate) fn go_on_from(&mut self, position: Position) -> bool {
+        let before = self.position();
+        if !before.is_some_and(|before| position.follows(before, self.lane.ring_lines)) {
+            return false;
+        }
+        self.stats.messages += position.seq.wrapping_sub(self.seq);
+        (self.tail, self.seq, self.credited) = (position.lines, position.seq, position.credit);
+        (self.incomplete, self.overdue) = (None, None);
+        self.consumed.store(self.seq, Release);
+        true
     }
 
     /// Counts so far.

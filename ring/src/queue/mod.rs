@@ -61,6 +61,32 @@ pub const MIN_RING_LINES: u64 = 4;
 /// Most lines of a ring (4 GiB).
 pub const MAX_RING_LINES: u64 = 1 << 26;
 
+/// How far an end of a lane has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Lines stored, or consumed.
+    pub lines: u64,
+    /// Sequence of the next message.
+    pub seq: u64,
+    /// Lines given back by the consumer: as the producer has read them, or as the consumer has posted them.
+    pub credit: u64,
+}
+
+impl Position {
+    /// Whether an end may have come here from `before`, on a ring of `ring_lines` lines.
+    fn follows(self, before: Self, ring_lines: u64) -> bool {
+        let moved = |now: u64, then: u64| now.wrapping_sub(then);
+        let lines = moved(self.lines, before.lines);
+        // A block of many messages can be a single line.
+        let messages = moved(self.seq, before.seq);
+        (lines as i64) >= 0
+            && (messages as i64) >= 0
+            && (lines > 0 || messages == 0)
+            && moved(self.credit, before.credit) as i64 >= 0
+            && moved(self.lines, self.credit) <= ring_lines
+    }
+}
+
 impl Lane {
     /// Largest message in bytes: all lines of the ring but the one that completes it.
     pub fn max_message(&self) -> u64 {

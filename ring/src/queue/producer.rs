@@ -7,7 +7,7 @@ use ntb_mem::{
     sync::{self, Arc, Counter},
 };
 
-use super::{Lane, credit_step};
+use super::{Lane, Position, credit_step};
 use crate::{
     link::engine::{Inbound, Order, StoreEngine},
     wire::{
@@ -146,6 +146,33 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
     /// Sequence that the next message gets.
     pub fn next_seq(&self) -> u64 {
         self.seq
+    }
+
+    /// How far this end has come.
+    pub fn position(&self) -> Position {
+        Position {
+            lines: self.head,
+            seq: self.seq,
+            credit: self.credit,
+        }
+    }
+
+    /// Goes on from where a device has come that stored the lines in between; false when it cannot have come there.
+    pub(crate) fn go_on_from(&mut self, position: Position) -> bool {
+        if !position.follows(self.position(), self.lane.ring_lines) {
+            return false;
+        }
+        self.stats.messages += position.seq.wrapping_sub(self.seq);
+        self.stats.lines += position.lines.wrapping_sub(self.head);
+        self.wanted = None;
+        (self.head, self.seq, self.credit) = (position.lines, position.seq, position.credit);
+        self.sent.store(self.seq, Release);
+        true
+    }
+
+    /// Up to `messages` more will be sent by a device: a reader that is about to sleep is told that there is more.
+    pub(crate) fn expect_sent(&mut self, messages: u64) {
+        self.sent.store(self.seq.wrapping_add(messages), Release);
     }
 
     /// Counts so far.

@@ -335,6 +335,57 @@ fn a_corrupt_credit_in_the_middle_of_a_run_counts_no_refusal() {
 }
 
 #[test]
+fn an_end_goes_on_from_where_a_device_has_come_and_from_nowhere_else() {
+    for first_seq in [0, u64::MAX - 2] {
+        let (mut p, mut c) = pair_from(8, Order::Relaxed, first_seq, 0);
+        let (mut twin, mut twin_reads) = pair_from(8, Order::Relaxed, first_seq, 0);
+        for len in [1, 100, 48] {
+            p.try_send(0, &pattern(5, len)).unwrap();
+            twin.try_send(0, &pattern(5, len)).unwrap();
+            recv_vec(&mut c).unwrap();
+            recv_vec(&mut twin_reads).unwrap();
+        }
+        let before = p.position();
+        assert_eq!((before.lines, before.seq), (5, first_seq.wrapping_add(3)));
+        let moved = |lines, messages, credit| Position {
+            lines: before.lines.wrapping_add(lines),
+            seq: before.seq.wrapping_add(messages),
+            credit: before.credit.wrapping_add(credit),
+        };
+        // Back, messages out of nothing, more than the ring takes, more credit than was sent.
+        let back = u64::MAX;
+        for wrong in [
+            moved(back, 0, 0),
+            moved(0, back, 0),
+            moved(0, 1, 0),
+            moved(9, 1, 0),
+            moved(1, 1, back),
+            moved(1, 1, 7),
+        ] {
+            assert!(!p.go_on_from(wrong), "{wrong:?}");
+        }
+        assert_eq!(p.position(), before, "nothing came of it");
+        // The twin stands for the device: what it has sent counts, and the next message goes behind it.
+        twin.try_send(0, &pattern(6, 8)).unwrap();
+        assert!(p.go_on_from(twin.position()));
+        assert_eq!(p.position(), twin.position());
+        assert_eq!((p.stats().messages, p.stats().lines), (4, 6));
+        recv_vec(&mut twin_reads).unwrap();
+        let here = twin_reads.position().unwrap();
+        assert!(c.go_on_from(here) && c.next_seq() == p.next_seq());
+        assert!(!c.go_on_from(Position {
+            lines: here.lines - 1,
+            ..here
+        }));
+        p.expect_sent(7);
+        assert_eq!(
+            p.sent_counter().load(std::sync::atomic::Ordering::Relaxed),
+            p.next_seq().wrapping_add(7)
+        );
+    }
+}
+
+#[test]
 fn an_incomplete_message_is_waited_for_then_corrupt() {
     let (mut p, mut c) = pair(8, Order::Relaxed);
     c.set_incomplete_deadline(std::time::Duration::ZERO);

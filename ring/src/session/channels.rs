@@ -23,7 +23,7 @@ use ntb_mem::line::{LINE_WORDS, Line};
 use super::{
     clock::{Earliest, Retry},
     random::Random,
-    types::{Action, ChannelId, ChannelSpec, CloseReason, Event, Lanes, Mismatch, OpenError},
+    types::{Action, ChannelId, ChannelSpec, CloseReason, Event, Lanes, Mismatch, OpenError, Place},
 };
 use crate::{
     link::{
@@ -57,6 +57,9 @@ struct Channel {
     id: ChannelId,
     name: Name,
     spec: ChannelSpec,
+    place: Place,
+    /// A device of this side is at work in it.
+    held: bool,
     /// First line of its memory in the inbound window, and how many lines it has.
     first_line: u64,
     lines: u64,
@@ -88,6 +91,8 @@ struct Pair {
 #[derive(Debug)]
 pub(super) struct Channels {
     slots: [Option<Channel>; MAX_CHANNELS],
+    /// Lines of ordinary memory, and of all memory: what is exported lies between.
+    own_lines: u64,
     window_lines: u64,
     next_id: u32,
     generation: u16,
@@ -102,9 +107,10 @@ pub(super) struct Channels {
 }
 
 impl Channels {
-    pub(super) fn new(window_lines: u64, retry: Duration, random: &mut Random) -> Self {
+    pub(super) fn new(own_lines: u64, window_lines: u64, retry: Duration, random: &mut Random) -> Self {
         Self {
             slots: [const { None }; MAX_CHANNELS],
+            own_lines,
             window_lines,
             next_id: 0,
             generation: 0,
@@ -117,7 +123,12 @@ impl Channels {
         }
     }
 
-    pub(super) fn open(&mut self, name: &str, spec: ChannelSpec) -> Result<ChannelId, OpenError> {
+    pub(super) fn open(
+        &mut self,
+        name: &str,
+        spec: ChannelSpec,
+        place: Place,
+    ) -> Result<ChannelId, OpenError> {
         let bad = |why| OpenError::BadName {
             name: name.to_owned(),
             why,
@@ -140,7 +151,12 @@ impl Channels {
             });
         }
         let lines = PAGE_LINES + spec.ring_lines.next_multiple_of(PAGE_LINES);
-        let first_line = self.find_room(lines).map_err(|free| OpenError::NoRoom {
+        if place == Place::Exported && self.own_lines == self.window_lines {
+            return Err(OpenError::NoExport {
+                name: name.to_owned(),
+            });
+        }
+        let first_line = self.find_room(lines, place).map_err(|free| OpenError::NoRoom {
             name: name.to_owned(),
             needed: lines * 64,
             free: free * 64,
@@ -155,6 +171,8 @@ impl Channels {
             id,
             name: wire,
             spec,
+            place,
+            held: false,
             first_line,
             lines,
             doorbell,
@@ -171,14 +189,18 @@ impl Channels {
         Ok(id)
     }
 
-    /// The first run of `lines` free lines, page by page, or the length of the longest free run.
-    fn find_room(&self, lines: u64) -> Result<u64, u64> {
-        let end = self.window_lines - self.window_lines % PAGE_LINES;
-        let (mut at, mut longest) = (CHANNELS_FIRST_LINE, 0);
+    /// The first run of `lines` free lines at `place`, page by page, or the length of the longest free run.
+    fn find_room(&self, lines: u64, place: Place) -> Result<u64, u64> {
+        let (first, end) = match place {
+            Place::Ordinary => (CHANNELS_FIRST_LINE, self.own_lines),
+            Place::Exported => (self.own_lines, self.window_lines),
+        };
+        let end = end - end % PAGE_LINES;
+        let (mut at, mut longest) = (first, 0);
         loop {
             let next = self
                 .live()
-                .filter(|c| c.first_line >= at)
+                .filter(|c| c.place == place && c.first_line >= at)
                 .min_by_key(|c| c.first_line);
             let gap_end = next.map_or(end, |c| c.first_line);
             let gap = gap_end.saturating_sub(at);
@@ -214,6 +236,14 @@ impl Channels {
         }
     }
 
+    /// True when that is news.
+    pub(super) fn hold(&mut self, id: ChannelId, held: bool) -> bool {
+        let mut slots = self.slots.iter_mut().flatten();
+        slots
+            .find(|c| c.id == id)
+            .is_some_and(|c| std::mem::replace(&mut c.held, held) != held)
+    }
+
     pub(super) fn is_up(&self, id: ChannelId) -> bool {
         let up = |c: &Channel| !c.closing && c.pair.is_some_and(|pair| pair.up);
         self.live().any(|c| c.id == id && up(c))
@@ -223,9 +253,10 @@ impl Channels {
         self.slots.iter().flatten()
     }
 
-    /// True while unread messages of an ended life hold up the next one.
+    /// True while unread messages of an ended life, or a device that is still at work in it, hold up the next one.
     pub(super) fn is_draining(&self) -> bool {
-        self.live().any(|c| c.draining.is_some())
+        self.live()
+            .any(|c| c.draining.is_some() || c.held && c.pair.is_none())
     }
 
     /// Gives up what is unread for too long.
@@ -353,7 +384,8 @@ impl Channels {
         let Some(channel) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
             return;
         };
-        if channel.closing || channel.draining.is_some() || channel.pair.is_some_and(|p| p.up) {
+        if channel.closing || channel.held || channel.draining.is_some() || channel.pair.is_some_and(|p| p.up)
+        {
             return;
         }
         let fits = |e: &Option<Entry>| e.as_ref().is_some_and(|e| e.open && e.name == channel.name);
@@ -453,6 +485,7 @@ fn entry(channel: &Channel) -> Entry {
         check: channel.spec.check,
         smaller_if_different: channel.spec.smaller_if_different,
         doorbell: channel.doorbell,
+        exported: channel.place == Place::Exported,
     }
 }
 
@@ -507,5 +540,10 @@ fn lanes(channel: &Channel, pair: Pair, entry: &Entry, peer_key: LaneKey, contex
         inbound_base: own,
         peer_doorbell: entry.doorbell,
         own_doorbell: channel.doorbell,
+        own_place: channel.place,
+        peer_place: match entry.exported {
+            true => Place::Exported,
+            false => Place::Ordinary,
+        },
     }
 }

@@ -59,7 +59,7 @@ use crate::{
 #[cfg(any(fuzzing, test))]
 pub use fuzz::fuzz;
 pub use types::{
-    Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo,
+    Action, ChannelId, ChannelSpec, CloseReason, Event, Inputs, Lanes, Mismatch, OpenError, PeerInfo, Place,
     SessionConfig, SessionState,
 };
 
@@ -108,6 +108,18 @@ pub struct Session {
 impl Session {
     /// The session of a link whose inbound memory has `window_lines` lines.
     pub fn new(config: SessionConfig, window_lines: u64) -> Result<Self, OpenError> {
+        Self::with_export(config, window_lines, 0)
+    }
+
+    /// As [`Session::new`], with `exported` lines of another owner's memory behind `own_lines` of ordinary memory. The test of
+    /// the data path goes over both.
+    pub fn with_export(config: SessionConfig, own_lines: u64, exported: u64) -> Result<Self, OpenError> {
+        let window_lines = match exported {
+            0 => own_lines,
+            // Pages are what channels are given, and the two parts must meet at one.
+            _ if !own_lines.is_multiple_of(PAGE_LINES) || own_lines < MIN_WINDOW_LINES => 0,
+            _ => own_lines.saturating_add(exported),
+        };
         let pages = u32::try_from(window_lines / PAGE_LINES);
         let (MIN_WINDOW_LINES.., Ok(pages)) = (window_lines, pages) else {
             return Err(OpenError::BadWindow {
@@ -127,7 +139,12 @@ impl Session {
             seen: None,
             life: None,
             last_peer: None,
-            channels: Channels::new(window_lines, config.retry_interval, &mut random),
+            channels: Channels::new(
+                own_lines.min(window_lines),
+                window_lines,
+                config.retry_interval,
+                &mut random,
+            ),
             ready: false,
             corrupt: false,
             hold_until: Duration::ZERO,
@@ -151,7 +168,12 @@ impl Session {
     /// Opens a channel under `name`. It comes up ([`Action::ChannelUp`]) when the peer opens one of the same name, and
     /// again in each later life of the link.
     pub fn open(&mut self, name: &str, spec: ChannelSpec) -> Result<ChannelId, OpenError> {
-        let id = self.channels.open(name, spec)?;
+        self.open_at(name, spec, Place::Ordinary)
+    }
+
+    /// As [`Session::open`], with this side's ring at `place`.
+    pub fn open_at(&mut self, name: &str, spec: ChannelSpec, place: Place) -> Result<ChannelId, OpenError> {
+        let id = self.channels.open(name, spec, place)?;
         self.wake = Duration::ZERO;
         Ok(id)
     }
@@ -166,6 +188,13 @@ impl Session {
     pub fn reader_drained(&mut self, id: ChannelId) {
         self.channels.reader_drained(id);
         self.wake = Duration::ZERO;
+    }
+
+    /// A device of this side is at work in the channel's memory or in the peer's: no next life before it has ended.
+    pub fn hold(&mut self, id: ChannelId, held: bool) {
+        if self.channels.hold(id, held) {
+            self.wake = Duration::ZERO;
+        }
     }
 
     /// An end of the channel's present life found something that cannot be. Ends this life of the link at the next step;

@@ -202,6 +202,16 @@ pub struct ChannelSpec {
     pub smaller_if_different: bool,
 }
 
+/// Where this side's rings of a channel lie. The peer is told, and need not do the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Place {
+    /// In ordinary memory of this host: [`crate::link::Link::inbound`].
+    #[default]
+    Ordinary,
+    /// In memory of another owner: [`crate::link::Link::exported`].
+    Exported,
+}
+
 impl Default for ChannelSpec {
     /// Rings of 4096 lines (256 KiB) in each direction, without checks where the link keeps order.
     fn default() -> Self {
@@ -231,6 +241,10 @@ pub struct Lanes {
     pub peer_doorbell: u32,
     /// This side's doorbell for its own sleeping reader; 0 as above.
     pub own_doorbell: u32,
+    /// Where this side's ring lies.
+    pub own_place: Place,
+    /// Where the peer's ring lies, as it says.
+    pub peer_place: Place,
 }
 
 /// Why a channel's life ended.
@@ -406,6 +420,15 @@ pub enum OpenError {
         needed: u64,
         /// Largest free run in bytes.
         free: u64,
+    },
+    /// The link exports no memory of another owner.
+    #[error(
+        "channel '{name}' is to lie in memory of another owner, and this link exports none: open a link over a bridge with such \
+         memory behind its last window"
+    )]
+    NoExport {
+        /// The name.
+        name: String,
     },
     /// The connection has ended.
     #[error("the connection has ended")]

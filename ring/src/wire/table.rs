@@ -9,7 +9,7 @@
 //!
 //! Start, guard and tag are the key of all that the reader stores into this channel, chosen for the pair of
 //! generations in this entry; with an echo of 0 there is no such pair yet and they are 0. Flags: 1 check, 2 smaller ring
-//! if different. State: 1 open, 2 closed.
+//! if different, 4 (for information) the ring lies in another device's memory. State: 1 open, 2 closed.
 
 #![cfg_attr(
     not(test),
@@ -37,6 +37,7 @@ pub(crate) const NAME_MAX: usize = 32;
 
 const CHECK: u8 = 1;
 const SMALLER: u8 = 2;
+const EXPORTED: u8 = 4;
 const OPEN: u8 = 1;
 const CLOSED: u8 = 2;
 
@@ -74,6 +75,8 @@ pub(crate) struct Entry {
     pub(crate) check: bool,
     pub(crate) smaller_if_different: bool,
     pub(crate) doorbell: u32,
+    /// The ring lies in memory of another owner.
+    pub(crate) exported: bool,
 }
 
 impl Entry {
@@ -104,7 +107,10 @@ impl Entry {
             *word = u64::from_le_bytes(eight.try_into().unwrap_or([0; 8]));
         }
         let (tag, start, guard) = self.key.map_or((0, 0, 0), |k| (k.tag(), k.start, k.guard));
-        let flags = if self.check { CHECK } else { 0 } | if self.smaller_if_different { SMALLER } else { 0 };
+        let flag = |on, bit| if on { bit } else { 0 };
+        let flags = flag(self.check, CHECK)
+            | flag(self.smaller_if_different, SMALLER)
+            | flag(self.exported, EXPORTED);
         let [.., memory, pair, shape] = &mut payload;
         *memory = u64::from(self.first_page) | u64::from(start) << 32;
         *pair = u64::from(guard) | u64::from(self.generation) << 32 | u64::from(self.echo) << 48;
@@ -148,6 +154,7 @@ impl Entry {
             check: flags & CHECK != 0,
             smaller_if_different: flags & SMALLER != 0,
             doorbell: doorbell.into(),
+            exported: flags & EXPORTED != 0,
         })
     }
 }
@@ -183,6 +190,7 @@ mod tests {
             check: true,
             smaller_if_different: false,
             doorbell: 5,
+            exported: false,
         }
     }
 
@@ -199,6 +207,7 @@ mod tests {
                 open: false,
                 check: false,
                 smaller_if_different: true,
+                exported: true,
                 ..sample()
             },
         ] {

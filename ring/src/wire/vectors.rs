@@ -48,6 +48,7 @@ fn entry() -> Entry {
         check: true,
         smaller_if_different: false,
         doorbell: 5,
+        exported: false,
     }
 }
 

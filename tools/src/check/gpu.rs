@@ -47,6 +47,7 @@ pub fn items(machine: &Machine, bridges: &[Device]) -> Vec<Item> {
     }
     let mut items = vec![driver(machine), permission(machine), ways(machine)];
     items.extend(relaxed_ordering(machine));
+    items.push(translation(machine));
     let above = Above::of(machine);
     for gpu in &gpus {
         items.push(window(gpu));
@@ -145,12 +146,49 @@ fn ways(machine: &Machine) -> Item {
         true => "neither gdrdrv nor nvidia_peermem".to_owned(),
         false => loaded.join(", "),
     };
-    Item::note(
-        ITEM,
-        format!("loaded: {list}"),
-        "a driver with CUDA 13.3 or newer lets programs map GPU memory by itself; older ones need gdrcopy's module gdrdrv, \
-         or everything is copied by the processor",
-    )
+    const WHY: &str = "a driver with CUDA 13.3 or newer lets programs map GPU memory by itself; older ones need gdrcopy's module \
+                       gdrdrv, or everything is copied by the processor";
+    if loaded.contains(&"gdrdrv") {
+        return Item::pass(ITEM, format!("loaded: {list}"));
+    }
+    Item {
+        remedy: Some(
+            "nothing with CUDA 13.3 or newer; else install gdrcopy's module (Debian and Ubuntu: gdrdrv-dkms) and 'modprobe \
+             gdrdrv'; for RDMA 'modprobe nvidia_peermem' where no dma-buf is to be had"
+                .to_owned(),
+        ),
+        ..Item::note(ITEM, format!("loaded: {list}"), WHY)
+    }
+}
+
+/// What the IOMMU does to packets between the two devices.
+fn translation(machine: &Machine) -> Item {
+    const ITEM: &str = "gpu-iommu";
+    if machine.names("/sys/class/iommu").is_empty() {
+        return Item::warning(
+            ITEM,
+            "gpu-no-iommu",
+            "no IOMMU is on",
+            "where GPU memory lies on the bus is told to nobody but the driver, so that a bridge cannot be pointed at it: messages to \
+             a GPU go by memory of this host. A GPU that sends is not touched by it",
+            super::machine::IOMMU_REMEDY,
+        );
+    }
+    let params = machine.text(PARAMS).unwrap_or_default();
+    let off = |line: &str| {
+        let value = line.strip_prefix("DmaRemapPeerMmio:");
+        value.is_some_and(|v| v.trim() == "0")
+    };
+    if params.lines().any(off) {
+        return Item::warning(
+            ITEM,
+            "gpu-peer-mmio-unmapped",
+            "an IOMMU is on, and the driver runs with DmaRemapPeerMmio=0",
+            "a bridge's aperture is not mapped for the GPU then: what kernels store there arrives nowhere",
+            "remove NVreg_DmaRemapPeerMmio=0 from the module's options (1 is the default) and load it anew",
+        );
+    }
+    Item::pass(ITEM, "an IOMMU is on, and the driver maps apertures in it")
 }
 
 fn relaxed_ordering(machine: &Machine) -> Option<Item> {
@@ -354,7 +392,9 @@ fn access_control(pair: &str, on_path: &[&Device]) -> Option<Item> {
     if unknown > 0 {
         return Some(Item::note(
             ITEM,
-            format!("between {pair}: access control of {unknown} ports cannot be read: run as root"),
+            format!(
+                "between {pair}: access control of {unknown} ports could not be checked: reading it needs root"
+            ),
             WHY,
         ));
     }
@@ -500,6 +540,84 @@ mod tests {
             assert_eq!(named(&items, "gpu-path").name, Some(name));
             assert_eq!(named(&items, "gpu-acs").state, State::Pass);
             assert_eq!(named(&items, "gpu-driver").name, Some("gpu-no-driver"));
+        }
+    }
+
+    #[test]
+    fn what_a_user_may_not_read_is_not_called_fine() {
+        let tree = Tree::new("unread");
+        for (port, bus) in [("0000:00:01.0", 1u8), ("0000:00:02.0", 2)] {
+            let mut config = vec![0u8; 64]; // as much as a user is shown
+            config[0x19] = bus;
+            tree.function(port, "0x8086", "0x060400", "0")
+                .file(&format!("/sys/bus/pci/devices/{port}/config"), config);
+        }
+        tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
+            "0000:02:00.0",
+            "0x8086",
+            "0x068000",
+            "0",
+        );
+        let items = tree.items("0000:02:00.0");
+        let acs = named(&items, "gpu-acs");
+        assert_eq!(acs.state, State::Note);
+        assert!(acs.finding.contains("of 2 ports could not be checked"), "{acs:?}");
+    }
+
+    #[test]
+    fn the_iommu_the_modules_and_the_group() {
+        let machine = |name: &str| {
+            let tree = Tree::new(name);
+            tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
+                "0000:81:00.0",
+                "0x8086",
+                "0x068000",
+                "0",
+            );
+            tree
+        };
+        let tree = machine("iommu");
+        let items = tree.items("0000:81:00.0");
+        let off = named(&items, "gpu-iommu");
+        assert_eq!(off.name, Some("gpu-no-iommu"));
+        assert!(off.remedy.as_ref().unwrap().contains("iommu=pt"));
+        let modules = named(&items, "gpu-modules");
+        assert!(
+            modules.finding.contains("neither")
+                && modules.remedy.as_ref().unwrap().contains("modprobe gdrdrv")
+        );
+        tree.file("/sys/class/iommu/dmar0/version", "1")
+            .file(PARAMS, "EnablePCIERelaxedOrderingMode: 0\nDmaRemapPeerMmio: 0\n")
+            .file("/sys/module/gdrdrv/version", "2.5");
+        let items = tree.items("0000:81:00.0");
+        let unmapped = named(&items, "gpu-iommu");
+        assert_eq!(unmapped.name, Some("gpu-peer-mmio-unmapped"));
+        assert!(
+            unmapped
+                .remedy
+                .as_ref()
+                .unwrap()
+                .contains("NVreg_DmaRemapPeerMmio")
+        );
+        assert_eq!(named(&items, "gpu-modules").state, State::Pass);
+        tree.file(PARAMS, "DmaRemapPeerMmio: 1\n");
+        assert_eq!(named(&tree.items("0000:81:00.0"), "gpu-iommu").state, State::Pass);
+        // GPU and bridge in one group: the bridge cannot be had while the GPU has its own driver.
+        for device in ["0000:01:00.0", "0000:81:00.0"] {
+            tree.file("/sys/kernel/iommu_groups/7/type", "DMA");
+            let link = tree.0.join(format!("sys/bus/pci/devices/{device}/iommu_group"));
+            std::os::unix::fs::symlink("../../../../kernel/iommu_groups/7", link).unwrap();
+        }
+        let items = tree.items("0000:81:00.0");
+        let group = named(&items, "gpu-group");
+        assert_eq!(
+            (group.state, group.name),
+            (State::Warning, Some("gpu-same-group"))
+        );
+        assert!(group.remedy.is_some());
+        // Whatever is wrong comes with what to do.
+        for item in items.iter().filter(|i| i.state >= State::Warning) {
+            assert!(item.remedy.is_some() && item.why.is_some(), "{item:?}");
         }
     }
 

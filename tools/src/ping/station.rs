@@ -127,7 +127,9 @@ fn receiving(e: &RecvFailure) -> Hold {
     match e {
         RecvFailure::Empty | RecvFailure::TimedOut => Hold::NotNow,
         RecvFailure::NotConnected(_) | RecvFailure::Lost(_) => Hold::Down,
-        RecvFailure::TooSmall { .. } | RecvFailure::OtherSize { .. } => broken(e.name(), e),
+        RecvFailure::TooSmall { .. } | RecvFailure::OtherSize { .. } | RecvFailure::WithinBlock => {
+            broken(e.name(), e)
+        }
     }
 }
 

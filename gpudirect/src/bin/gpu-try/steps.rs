@@ -11,7 +11,7 @@ use std::{
 };
 
 use ntb_gpudirect::{
-    GpuError,
+    GpuError, across,
     aperture::OnGpu,
     ends::{BUDGET, GpuReceiver, GpuSender, Outgoing},
     kernels::Status,
@@ -42,45 +42,58 @@ pub(crate) struct Outcome {
 }
 
 /// Passed with what was seen, or waived with the reason.
-enum Seen {
+pub(crate) enum Seen {
     Pass(String),
     Waived(String),
 }
 
 type Step = fn(&Arc<dyn Gpu>) -> Result<Seen, GpuError>;
 
+/// All of them, in order.
+const STEPS: [(&str, Step); 12] = [
+    ("report", report),
+    ("dma-buf", dma_buf),
+    ("gdrcopy", gdrcopy),
+    ("ring-to-host", ring_to_host),
+    ("ring-to-gpu", ring_to_gpu),
+    ("ring-on-gpu", ring_on_gpu),
+    ("channel", channel),
+    ("poll-gpu-memory", poll_gpu_memory),
+    ("round-trip", round_trip),
+    ("copy-then-mark", copy_then_mark),
+    ("aperture", aperture),
+    ("bar", super::bars::bars),
+];
+
+fn chosen(only: &str) -> impl Iterator<Item = (&'static str, Step)> {
+    STEPS.into_iter().filter(move |(name, _)| name.starts_with(only))
+}
+
+fn told(name: &'static str, state: &'static str, what: String) -> Outcome {
+    let shown = if state == "fail" { "FAIL" } else { state };
+    eprintln!("{shown:<7}{name}: {what}");
+    Outcome { name, state, what }
+}
+
 /// Runs the steps whose names begin so.
 pub(crate) fn run(gpu: &Arc<dyn Gpu>, only: &str) -> Vec<Outcome> {
-    let steps: [(&'static str, Step); 10] = [
-        ("report", report),
-        ("dma-buf", dma_buf),
-        ("gdrcopy", gdrcopy),
-        ("ring-to-host", ring_to_host),
-        ("ring-to-gpu", ring_to_gpu),
-        ("ring-on-gpu", ring_on_gpu),
-        ("poll-gpu-memory", poll_gpu_memory),
-        ("round-trip", round_trip),
-        ("copy-then-mark", copy_then_mark),
-        ("aperture", aperture),
-    ];
-    let chosen = steps.into_iter().filter(|(name, _)| name.starts_with(only));
-    chosen
-        .map(|(name, step)| {
-            let (state, what) = match step(gpu) {
-                Ok(Seen::Pass(what)) => ("pass", what),
-                Ok(Seen::Waived(why)) => ("waived", why),
-                Err(e) => ("fail", format!("{}: {e}", e.name)),
-            };
-            eprintln!(
-                "{:<7}{name}: {what}",
-                if state == "fail" { "FAIL" } else { state }
-            );
-            Outcome { name, state, what }
+    chosen(only)
+        .map(|(name, step)| match step(gpu) {
+            Ok(Seen::Pass(what)) => told(name, "pass", what),
+            Ok(Seen::Waived(why)) => told(name, "waived", why),
+            Err(e) => told(name, "fail", format!("{}: {e}", e.name)),
         })
         .collect()
 }
 
-fn wrong(what: impl Into<String>) -> GpuError {
+/// The same steps where there is nothing to run them on.
+pub(crate) fn waived(only: &str, why: &GpuError) -> Vec<Outcome> {
+    chosen(only)
+        .map(|(name, _)| told(name, "waived", format!("{}: {why}", why.name)))
+        .collect()
+}
+
+pub(crate) fn wrong(what: impl Into<String>) -> GpuError {
     GpuError {
         name: "wrong-data",
         exit: 1,
@@ -113,13 +126,33 @@ fn report(gpu: &Arc<dyn Gpu>) -> Result<Seen, GpuError> {
             )
         })
         .collect();
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let bar1 = facts
+        .address
+        .and_then(|at| super::bars::bytes(&at.to_string(), 1))
+        .map_or("unknown".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+    let parameters = std::fs::read_to_string("/proc/driver/nvidia/params").unwrap_or_default();
+    let parameters: Vec<&str> = parameters
+        .lines()
+        .filter(|l| {
+            [
+                "EnablePCIERelaxedOrderingMode",
+                "DmaRemapPeerMmio",
+                "RegistryDwords:",
+            ]
+            .iter()
+            .any(|p| l.starts_with(p))
+        })
+        .collect();
     Ok(Seen::Pass(format!(
-        "{}, compute capability {}.{}, driver {}, {open} modules; {}",
+        "{}, compute capability {}.{}, driver {}, {open} modules, kernel {}, BAR1 {bar1}; {}; {}",
         facts.name,
         facts.capability / 10,
         facts.capability % 10,
         facts.driver_version,
-        attributes.join(", ")
+        kernel.trim(),
+        attributes.join(", "),
+        parameters.join(", ")
     )))
 }
 
@@ -243,6 +276,34 @@ fn ring_on_gpu(gpu: &Arc<dyn Gpu>) -> Result<Seen, GpuError> {
         }
     }
     Ok(Seen::Pass(format!("{count} messages between two kernels")))
+}
+
+/// A channel of a session between two ends of this process, with kernels at both: all but the bridge.
+fn channel(gpu: &Arc<dyn Gpu>) -> Result<Seen, GpuError> {
+    use ntb_ring::link::pair::{PairOptions, pair};
+    let mut said = Vec::new();
+    for (size, messages) in [(48, 1000), (100_000, 20)] {
+        let (near, far) = pair(&PairOptions::default()).map_err(|e| wrong(e.what))?;
+        let trial = across::Trial {
+            size,
+            messages,
+            far: Some(across::End::Gpu),
+        };
+        let (sent, received) = std::thread::scope(|s| {
+            let receiving = s.spawn(|| across::receive_over(Box::new(far), Some(gpu), None));
+            (
+                across::send_over(Box::new(near), Some(gpu), trial),
+                receiving.join(),
+            )
+        });
+        received.map_err(|_| wrong("the receiving end panicked"))??;
+        let sent = sent?;
+        said.push(format!("{messages} of {size} bytes in {:?}", sent.elapsed));
+        if size > 48 {
+            said.push(sent.way);
+        }
+    }
+    Ok(Seen::Pass(said.join("; ")))
 }
 
 /// A kernel polls the GPU's memory, which a stream writes: how long until it sees a word.

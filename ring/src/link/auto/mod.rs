@@ -460,6 +460,10 @@ impl Link for AutoLink {
         self.link().inbound()
     }
 
+    fn exported(&self) -> Option<View> {
+        self.link().exported()
+    }
+
     fn outbound(&self) -> Option<Engine> {
         self.link().outbound()
     }

@@ -98,7 +98,11 @@ pub(super) fn allocate(port: &dyn NtbPort, options: &NtbOptions) -> Result<(Arc<
             errno: None,
         });
     }
-    let asked = options.window_bytes;
+    let asked = match options.export {
+        // There is no gap between the two.
+        Some(_) => capacity(windows),
+        None => options.window_bytes,
+    };
     let unit = windows.iter().map(|info| info.size_align).max().unwrap_or(1);
     let bytes = match asked.is_multiple_of(LINE_BYTES as u64) {
         // Zero stays zero, for the error.

@@ -4,11 +4,14 @@
 
 #![allow(unsafe_code, reason = "stores to device memory by address")]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use ntb::{
     hw::{NtbError, NtbPort},
-    pci::CacheType,
+    pci::{CacheType, DmaMemory, DmaSpace},
     window::{Aperture, ApertureChoice, ApertureKind},
 };
 use ntb_mem::{
@@ -20,7 +23,7 @@ use ntb_mem::{
 use super::joined::joined;
 use crate::link::{
     LinkError,
-    engine::{Engine, EngineChoice, Order, StoreEngine},
+    engine::{Direct, Engine, EngineChoice, Order, Populate, StoreEngine},
 };
 
 /// How lines are stored.
@@ -128,6 +131,22 @@ struct Mapped {
     /// First line, lines, address of the first line.
     segments: Vec<(u64, u64, *mut u64)>,
     pieces: Vec<Piece>,
+    pages: Arc<dyn Populate>,
+}
+
+/// Where a range is mapped for DMA for a moment, which puts its pages into the page tables of the process: VFIO maps BARs
+/// page by page as they are touched, and touching an aperture is a load across the link.
+#[derive(Debug)]
+struct Pages(Arc<DmaSpace>);
+
+impl Populate for Pages {
+    fn populate(&self, address: *mut u8, bytes: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
+        // SAFETY: `Direct` gives a part of an aperture's mapping, which it keeps and to which no reference exists.
+        let memory = unsafe { DmaMemory::raw(address, bytes, None) };
+        // SAFETY: as above; the mapping goes before this returns.
+        unsafe { self.0.map_raw(&memory, 1) }.map(drop)?;
+        Ok(())
+    }
 }
 
 // SAFETY: the addresses are those of mappings that `pieces` keeps for as long as this lives; they belong to the process
@@ -140,6 +159,7 @@ impl Outbound {
     /// Opens the apertures of all joined windows. They must all be of the kind of the first.
     pub(super) fn open(
         port: &dyn NtbPort,
+        space: &Arc<DmaSpace>,
         address: &str,
         cpu: CpuFeatures,
         wish: EngineChoice,
@@ -175,7 +195,7 @@ impl Outbound {
         })?;
         let reach = match first.aperture.kind() {
             ApertureKind::Trapped => Reach::Trapped(Arc::new(Mutex::new(Some(pieces)))),
-            ApertureKind::Mapped(_) => Reach::Mapped(Arc::new(Mapped::new(pieces).map_err(failed)?)),
+            ApertureKind::Mapped(_) => Reach::Mapped(Arc::new(Mapped::new(pieces, space).map_err(failed)?)),
         };
         Ok(Self { method, reach, lines })
     }
@@ -251,7 +271,7 @@ fn first_aperture(port: &dyn NtbPort, wish: EngineChoice) -> Result<Aperture, Nt
 }
 
 impl Mapped {
-    fn new(pieces: Vec<Piece>) -> Result<Self, NtbError> {
+    fn new(pieces: Vec<Piece>, space: &Arc<DmaSpace>) -> Result<Self, NtbError> {
         let segments = pieces
             .iter()
             .map(|piece| {
@@ -259,7 +279,12 @@ impl Mapped {
                 Ok((piece.first_line, piece.lines, pointer.cast()))
             })
             .collect::<Result<_, NtbError>>()?;
-        Ok(Self { segments, pieces })
+        let pages = Arc::new(Pages(Arc::clone(space)));
+        Ok(Self {
+            segments,
+            pieces,
+            pages,
+        })
     }
 
     #[inline(always)]
@@ -328,6 +353,22 @@ impl<S: Fn(*mut u64, &Line) + Send> StoreEngine for Stores<S> {
     fn flush(&mut self) {
         self.barrier();
     }
+
+    fn direct(&self, first: u64, lines: u64) -> Option<Direct> {
+        let (at, address) = self.mapped.segments.iter().find_map(|(start, count, address)| {
+            let at = first.checked_sub(*start)?;
+            (at.checked_add(lines)? <= *count).then_some((at, *address))
+        })?;
+        let bytes = lines * LINE_BYTES as u64;
+        let address = address.wrapping_add(at as usize * LINE_WORDS).cast();
+        let pages = Arc::clone(&self.mapped.pages);
+        Some(Direct::new(
+            address,
+            bytes,
+            Some(pages),
+            Arc::clone(&self.mapped) as _,
+        ))
+    }
 }
 
 /// Stores by calls of the backend. They leave in the order they are made, so there is nothing to wait for.
@@ -376,6 +417,15 @@ impl StoreEngine for Trapped {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Debug)]
+    struct Nothing;
+
+    impl Populate for Nothing {
+        fn populate(&self, _: *mut u8, _: u64) -> Result<(), Box<dyn Error + Send + Sync>> {
+            Err("nothing is mapped".into())
+        }
+    }
 
     const NONE: CpuFeatures = CpuFeatures {
         movdir64b: false,
@@ -462,6 +512,7 @@ mod tests {
                 reach: Reach::Mapped(Arc::new(Mapped {
                     segments: vec![(0, 64, first.as_ptr()), (64, 128, second.as_ptr())],
                     pieces: Vec::new(),
+                    pages: Arc::new(Nothing),
                 })),
                 lines: 192,
             };
@@ -470,6 +521,17 @@ mod tests {
             let line = |n: u64| Line(std::array::from_fn(|i| n << 8 | i as u64 | 1 << 60));
             for n in [0, 1, 63, 64, 65, 191] {
                 engine.put(n, &line(n));
+            }
+            // A device is told of pieces that lie in one window.
+            let direct = engine.direct(64, 128).unwrap();
+            assert_eq!((direct.as_ptr(), direct.bytes()), (second.as_ptr().cast(), 8192));
+            assert!(direct.is_aperture() && direct.populate().is_err());
+            assert_eq!(
+                engine.direct(70, 1).unwrap().as_ptr(),
+                second.as_ptr().wrapping_add(48).cast()
+            );
+            for (at, lines) in [(63, 2), (64, 129), (192, 1), (u64::MAX, 2)] {
+                assert!(engine.direct(at, lines).is_none(), "{at} {lines}");
             }
             engine.barrier();
             engine.put_bytes(62, &[0x77; 3 * LINE_BYTES]);

@@ -253,7 +253,13 @@ impl NtbLink {
             .map_err(failed)?;
         let outbound = match self.outbound.take() {
             Some(outbound) => outbound,
-            None => Outbound::open(&*device.port, &name, self.options.cpu, self.options.engine)?,
+            None => Outbound::open(
+                &*device.port,
+                &device.space,
+                &name,
+                self.options.cpu,
+                self.options.engine,
+            )?,
         };
         if outbound.method() != self.method {
             return Err(LinkError {

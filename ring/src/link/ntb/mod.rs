@@ -67,7 +67,7 @@ use bells::Bells;
 use device::{Device, allocate};
 use engine::{Method, Outbound};
 use error::link_error;
-use joined::{Inbound, capacity, joined};
+use joined::Inbound;
 use life::Phase;
 
 /// Parameters of a link over a bridge.
@@ -75,14 +75,16 @@ use life::Phase;
 pub struct NtbOptions {
     /// Bytes of this side's memory that the peer writes, a multiple of 64; 64 MiB by default. Cut to what the windows
     /// of the bridge show: [`Link::inbound`] has the result.
+    ///
+    /// With an export it is what the windows before the last one show, all of it, whatever is given here: there must be no gap
+    /// between the two.
     pub window_bytes: u64,
     /// Pages that this memory stands on.
     pub pages: Pages,
     /// Memory of another owner, a GPU's for instance, that the peer reaches through the last window; the windows before show
-    /// ordinary memory. All of it is shown, so its length must be one that the window takes.
+    /// ordinary memory. All of it is shown, so its length must be one that the window takes. Channels can be opened in it
+    /// ([`crate::session::Place::Exported`]).
     pub export: Option<Arc<dyn Exportable>>,
-    /// Lines at the end of the ordinary memory that the session leaves alone: [`NtbLink::spare`].
-    pub spare_lines: u64,
     /// How lines are stored.
     pub engine: EngineChoice,
     /// What the processor can do; found out by default.
@@ -97,7 +99,6 @@ impl Default for NtbOptions {
             window_bytes: WINDOW_BYTES,
             pages: Pages::default(),
             export: None,
-            spare_lines: 0,
             engine: EngineChoice::default(),
             cpu: CpuFeatures::detect(),
             open: OpenOptions::default(),
@@ -138,7 +139,7 @@ impl NtbLink {
         let failed = |e: NtbError| link_error(&name, &e);
         let device = Device::open(address, &options.open).map_err(failed)?;
         let (region, bytes) = allocate(&*device.port, options)?;
-        let outbound = Outbound::open(&*device.port, &name, options.cpu, options.engine)?;
+        let outbound = Outbound::open(&*device.port, &device.space, &name, options.cpu, options.engine)?;
         let export = options.export.as_ref();
         let inbound = Inbound::map(&*device.port, &device.space, &region, export).map_err(failed)?;
         let (bells, doorbells) = Bells::new().map_err(|errno| error::limits(&name, errno))?;
@@ -172,28 +173,6 @@ impl NtbLink {
     /// The port, while its device answers.
     pub fn port(&self) -> Option<&Arc<dyn NtbPort>> {
         self.device.as_ref().map(|device| &device.port)
-    }
-
-    /// The lines that the session leaves alone, at the end of the ordinary memory ([`NtbOptions::spare_lines`]). The peer
-    /// reaches them from line [`Link::inbound`]`.lines()` of this side's memory on.
-    pub fn spare(&self) -> View {
-        let all = self.region.view();
-        let first = self.session_lines();
-        let lines = (self.bytes / LINE_BYTES as u64).saturating_sub(first);
-        all.part(first, lines).unwrap_or(all)
-    }
-
-    /// Where the memory that the peer exports begins, as the lines of this side's engines count, and how many lines its window
-    /// has; `None` while the device does not answer.
-    pub fn peer_export(&self) -> Option<(u64, u64)> {
-        let windows = joined(self.device.as_ref()?.port.windows());
-        let (last, before) = windows.split_last()?;
-        let line = |bytes: u64| bytes / LINE_BYTES as u64;
-        Some((line(capacity(before)), line(last.bytes)))
-    }
-
-    fn session_lines(&self) -> u64 {
-        (self.bytes / LINE_BYTES as u64).saturating_sub(self.options.spare_lines)
     }
 }
 
@@ -268,7 +247,11 @@ impl Link for NtbLink {
     fn inbound(&self) -> View {
         let all = self.region.view();
         // Whole lines, and no more than the region has.
-        all.part(0, self.session_lines()).unwrap_or(all)
+        all.part(0, self.bytes / LINE_BYTES as u64).unwrap_or(all)
+    }
+
+    fn exported(&self) -> Option<View> {
+        self.options.export.as_ref().map(View::exported)
     }
 
     fn outbound(&self) -> Option<Engine> {

@@ -290,3 +290,35 @@ fn names_and_rings_that_cannot_be_are_refused() {
     let e = session.open("y", spec(1 << 26)).unwrap_err().to_string();
     assert!(e.contains(&((64 + (1u64 << 26)) * 64).to_string()), "{e}");
 }
+
+#[test]
+fn channels_in_exported_memory_lie_behind_the_ordinary_part_and_fill_nothing_of_it() {
+    let config = SessionConfig::new("n", 1, 2, crate::link::engine::Order::Ordered);
+    let with = |own, exported| Session::with_export(config.clone(), own, exported);
+    let mut none = with(LINES, 0).unwrap();
+    assert!(matches!(
+        none.open_at("x", spec(64), Place::Exported),
+        Err(OpenError::NoExport { .. })
+    ));
+    // Each part has room for what it has room for, and the other is not asked.
+    let mut session = with(256 + 128, 256).unwrap();
+    for name in ["a", "b"] {
+        session.open_at(name, spec(64), Place::Exported).unwrap();
+    }
+    assert!(matches!(
+        session.open_at("c", spec(64), Place::Exported),
+        Err(OpenError::NoRoom { free: 0, .. })
+    ));
+    session.open("c", spec(64)).unwrap();
+    assert!(matches!(
+        session.open("d", spec(64)),
+        Err(OpenError::NoRoom { free: 0, .. })
+    ));
+    // The parts meet at a page, and the session's own lines are ordinary memory.
+    for own in [LINES + 1, 128] {
+        assert!(
+            matches!(with(own, 256), Err(OpenError::BadWindow { .. })),
+            "{own}"
+        );
+    }
+}

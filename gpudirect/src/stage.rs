@@ -1,0 +1,115 @@
+//! Where no kernel can store into the peer's memory: kernels store into a ring in memory of this host, and the processor takes
+//! the messages out and sends them.
+
+use std::{sync::Arc, time::Duration};
+
+use ntb_mem::{
+    line::LINE_BYTES,
+    region::{Pages, Region, View},
+};
+use ntb_ring::{
+    channel::Sender,
+    link::engine::{Order, WriteBack},
+    queue::{Consumer, Lane, RecvError},
+    wire::{mark::LaneKey, page::PAGE_LINES},
+};
+
+use crate::{
+    GpuError,
+    aperture::OnGpu,
+    ends::{GpuSender, Outgoing, Watch},
+    kernels::Status,
+    seam::Gpu,
+};
+
+/// Time between two looks for what the kernel has stored.
+const SLICE: Duration = Duration::from_micros(20);
+
+/// A ring between a GPU and the processor.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    end: GpuSender,
+    consumer: Consumer<WriteBack, View>,
+    buf: Vec<u8>,
+}
+
+impl Stage {
+    pub(crate) fn new(gpu: &Arc<dyn Gpu>, ring_lines: u64) -> Result<Self, GpuError> {
+        let lane = Lane {
+            ring_lines,
+            consumer_base: 0,
+            producer_base: 0,
+            // Of this process alone.
+            to_consumer: LaneKey::new(1, 0, 0),
+            to_producer: LaneKey::new(2, 0, 0),
+            first_seq: 0,
+        };
+        let region = |lines: u64| {
+            Region::allocate(lines * LINE_BYTES as u64, Pages::HugeIfAny)
+                .map(Arc::new)
+                .map_err(|e| GpuError::new("gpu-host-memory", 6, e.to_string()))
+        };
+        let (ring, credits) = (region(PAGE_LINES + ring_lines)?, region(PAGE_LINES)?);
+        let (peer, own) = (
+            Arc::new(OnGpu::region(gpu, &ring)?),
+            Arc::new(OnGpu::region(gpu, &credits)?),
+        );
+        let view = ring.view();
+        let part = |first, lines| {
+            view.part(first, lines)
+                .ok_or_else(|| GpuError::new("gpu-outside", 7, "a region is smaller than was asked for"))
+        };
+        Ok(Self {
+            end: GpuSender::new(gpu, &lane, &peer, &own, 0)?,
+            consumer: Consumer::new(
+                WriteBack::new(credits.view()),
+                part(0, PAGE_LINES)?,
+                part(PAGE_LINES, ring_lines)?,
+                lane,
+                Order::Relaxed,
+            ),
+            buf: Vec::new(),
+        })
+    }
+
+    /// Runs one kernel, and sends on what it stores: how many messages have gone to the peer, and how it ended. A message that
+    /// the peer has no room for within `patience` is an error.
+    pub(crate) fn send(
+        &mut self,
+        sender: &mut Sender,
+        out: Outgoing<'_>,
+        budget: u64,
+        patience: Duration,
+    ) -> Result<(u64, Status), GpuError> {
+        let Self { end, consumer, buf } = self;
+        buf.resize(out.size as usize, 0);
+        let (mut gone, mut failed) = (0, None);
+        let mut carry = || {
+            while failed.is_none() {
+                match consumer.try_recv(buf) {
+                    Ok(got) => {
+                        let bytes = buf.get(..got.len).unwrap_or(&[]);
+                        match sender.send_typed(got.message_type, bytes, patience) {
+                            Ok(_) => gone += 1,
+                            Err(e) => failed = Some(GpuError::new(e.name(), 5, e.to_string())),
+                        }
+                    }
+                    Err(RecvError::Empty) => break,
+                    Err(e) => failed = Some(GpuError::new("gpu-ring-corrupt", 5, e.to_string())),
+                }
+            }
+            gone
+        };
+        let mut watch = Watch {
+            progress: &mut carry,
+            patience: patience.saturating_mul(2),
+            slice: SLICE,
+        };
+        let (_, status) = end.start(out, budget)?.finish_watched(&mut watch)?;
+        carry();
+        match failed {
+            Some(e) => Err(e),
+            None => Ok((gone, status)),
+        }
+    }
+}
