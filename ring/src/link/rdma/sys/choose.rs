@@ -235,7 +235,11 @@ fn suit(
             .iter()
             .find(|gid| gid.index == index)
             .ok_or_else(|| format!("{} port {} has no GID of index {index}", seen.device, seen.port))?;
-        let ip = Seen::ip_of(gid).or(interface_ip);
+        // Only RoCE's are IP addresses; others merely look like some.
+        let ip = match seen.fabric {
+            Fabric::Roce => Seen::ip_of(gid).or(interface_ip),
+            Fabric::InfiniBand | Fabric::Iwarp => interface_ip,
+        };
         return Ok((0, make(gid, ip, "index named by the user")));
     }
     if seen.fabric == Fabric::Roce {
@@ -487,6 +491,11 @@ mod tests {
         let port = sysfs.choose(Some("10.0.0.1"), |_| {}).unwrap();
         assert_eq!((port.device.as_str(), port.fabric), ("siw0", Fabric::Iwarp));
         assert_eq!(port.ip, Some("10.0.0.1".parse().unwrap()));
+        let named = sysfs.choose(Some("10.0.0.1"), |o| {
+            (o.device, o.gid_index) = (Some("siw0".to_owned()), Some(0));
+        });
+        let named = named.unwrap();
+        assert_eq!((named.device.as_str(), named.ip), ("siw0", port.ip));
         let port = sysfs.choose(Some("10.0.1.1"), |_| {}).unwrap();
         assert_eq!((port.device.as_str(), port.fabric), ("ib0", Fabric::InfiniBand));
         assert_eq!(port.gid_index, 0);
