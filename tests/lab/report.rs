@@ -77,6 +77,10 @@ impl Outcome {
         for reason in &self.reasons {
             say_more(reason);
         }
+        // Of what failed, the reasons have them.
+        for note in self.notes.iter().filter(|_| self.passed) {
+            say_more(note);
+        }
         if let Some(logs) = &self.logs {
             say_more(&format!("logs: {}", logs.display()));
         }

@@ -23,6 +23,7 @@ const QEMU_PACKAGES: &[&str] = &[
     "busybox-static",
     "iproute2",          // `rdma link add`
     "ibverbs-providers", // of soft-RoCE and siw
+    "perftest",          // `ib_write_lat`, to compare with
 ];
 const KERNEL_PACKAGES: &[&str] = &[
     "linux-source-6.12",

@@ -67,11 +67,12 @@ no_remote_reads() {
     done
 }
 
-# start_half ARGUMENTS...: this guest's half of a campaign: traffic both ways, every message checked.
+# start_half ARGUMENTS...: this guest's half of a campaign: traffic both ways, every message checked. Over the bridge, or
+# over what `half_link` names.
 start_half() {
     rm -f /tmp/input /tmp/half.err
     mkfifo /tmp/input
-    campaign half "ntb:$port${VFIO:-}" "$@" </tmp/input >/tmp/half.json 2>/tmp/half.err &
+    campaign half "${half_link:-ntb:$port${VFIO:-}}" "$@" </tmp/input >/tmp/half.json 2>/tmp/half.err &
     half=$!
     exec 5>/tmp/input
 }

@@ -9,36 +9,61 @@ const GUEST: Machine = Machine {
     ..Machine::PLAIN
 };
 
+/// What every guest has of Debian.
+const DEBIAN: &[&str] = &[
+    "usr/bin/rdma",
+    "etc/libibverbs.d",
+    "usr/lib/x86_64-linux-gnu/libibverbs",
+    "usr/lib/x86_64-linux-gnu/libibverbs.so.1",
+    "usr/lib/x86_64-linux-gnu/librdmacm.so.1",
+];
+
+/// The same, and what to compare with.
+const WITH_PERFTEST: &[&str] = &[
+    "usr/bin/rdma",
+    "usr/bin/ib_write_lat",
+    "etc/libibverbs.d",
+    "usr/lib/x86_64-linux-gnu/libibverbs",
+    "usr/lib/x86_64-linux-gnu/libibverbs.so.1",
+    "usr/lib/x86_64-linux-gnu/librdmacm.so.1",
+];
+
 pub(crate) fn all() -> Vec<Scenario> {
-    let rdma = |name, kind, proves| Scenario {
-        name,
-        proves,
+    let devices = [("rdma-roce", "rxe"), ("rdma-siw", "siw")];
+    let base = |kind| Scenario {
         guests: [GUEST, GUEST],
         network: true,
         programs: &["campaign", "lab-inside"],
-        debian: &[
-            "usr/bin/rdma",
-            "etc/libibverbs.d",
-            "usr/lib/x86_64-linux-gnu/libibverbs",
-            "usr/lib/x86_64-linux-gnu/libibverbs.so.1",
-            "usr/lib/x86_64-linux-gnu/librdmacm.so.1",
-        ],
-        script: include_str!("rdma.sh"),
+        debian: DEBIAN,
         settings: vec![("KIND", kind)],
-        steps: vec!["none", "provider", "memlock", "conformance", "kill"],
         ..Scenario::BASE
     };
-    vec![
-        rdma(
-            "rdma-roce",
-            "rxe",
-            "over soft-RoCE, looped in each guest: without a device, a provider or enough lockable memory the reason is said; \
-             the conformance suite holds; processes killed under traffic leave nothing wrong",
-        ),
-        rdma(
-            "rdma-siw",
-            "siw",
-            "the same over siw, the kernel's iWARP in software",
-        ),
-    ]
+    let looped = devices.map(|(name, kind)| Scenario {
+        name,
+        proves: "over soft-RoCE or siw (iWARP), looped in each guest: without a device, a provider or enough lockable memory \
+                 the reason is said; the conformance suite holds; processes killed under traffic leave nothing wrong",
+        script: include_str!("rdma.sh"),
+        steps: vec!["none", "provider", "memlock", "conformance", "kill"],
+        ..base(kind)
+    });
+    let campaigns = [("rdma-campaigns-roce", "rxe"), ("rdma-campaigns-siw", "siw")];
+    let campaigns = campaigns.map(|(name, kind)| Scenario {
+        name,
+        proves: "the other campaigns over the same: hostile peers and strangers, requests counted, faults",
+        script: include_str!("rdma-campaigns.sh"),
+        steps: vec!["a:hostile", "b:count", "b:faults"],
+        ..base(kind)
+    });
+    let guests = [("rdma-guests-roce", "rxe"), ("rdma-guests-siw", "siw")].map(|(name, kind)| Scenario {
+        name,
+        proves: "over soft-RoCE or siw between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
+                 process killed, its port down and up, its address taken away and given back under traffic with every \
+                 message checked",
+        programs: &["campaign", "ntb-ping"],
+        debian: WITH_PERFTEST,
+        script: include_str!("rdma-guests.sh"),
+        steps: vec!["ping", "b:options", "b:ratio", "kill", "port", "address"],
+        ..base(kind)
+    });
+    looped.into_iter().chain(campaigns).chain(guests).collect()
 }
