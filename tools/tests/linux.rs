@@ -42,10 +42,11 @@ fn windows_are_written_both_ways() {
     let bridges = bridges("amd");
     let [a, b] = &bridges.addresses;
     let far = Running::start(&["linux", "perf", b, "--bytes", "1MiB", "--hold", "60s", "--json"]);
-    let near = run(&["linux", "perf", a, "--bytes", "3MiB", "--hold", "60s", "--json"]);
+    // One lap each: a side whose memory has been written goes, and whoever is still writing loses the link.
+    let near = run(&["linux", "perf", a, "--bytes", "1MiB", "--hold", "60s", "--json"]);
     let (near, far) = (object(&near), object(&far.finish()));
-    for (v, sent) in [(&near, 3 << 20), (&far, 1 << 20)] {
-        assert_eq!(v["sent_bytes"], sent, "{v}");
+    for v in [&near, &far] {
+        assert_eq!(v["sent_bytes"], 1 << 20, "{v}");
         assert_eq!(v["written_here_bytes"], 1 << 20, "{v}");
         assert_eq!(v["unknown_commands"], 0, "{v}");
     }

@@ -82,7 +82,8 @@ pub struct PerfArgs {
     /// Bytes to write, lap after lap of the peer's memory
     #[arg(long, value_name = "BYTES", value_parser = bytes, allow_hyphen_values = true, default_value = "16MiB")]
     pub bytes: u64,
-    /// How long to stay after that, for the peer to write; ends at once when all of the memory here was written
+    /// How long to stay after that, for the peer to write; ends at once when all of the memory here was written, and a
+    /// peer that writes more laps than one finds the link down then
     #[arg(long, value_name = "TIME", value_parser = hold, allow_hyphen_values = true, default_value = "0")]
     pub hold: Duration,
     /// Prints one JSON object and nothing else
