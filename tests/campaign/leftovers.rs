@@ -17,12 +17,18 @@ impl Leftovers {
         for folder in ["/tmp", "/run", "/dev/shm", "/var/tmp", "/dev/hugepages"] {
             collect(Path::new(folder), 0, &mut files);
         }
-        let descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-        Self {
+        let mut list = Self {
             files,
             huge_pages_free: ntb_mem::region::huge_pages().1,
-            descriptors,
-        }
+            descriptors: 0,
+        };
+        list.count_descriptors();
+        list
+    }
+
+    /// Takes this process's descriptors of now for those that were there before.
+    pub(crate) fn count_descriptors(&mut self) {
+        self.descriptors = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
     }
 
     /// What is there now and was not before, in words. Files of other programs are not told apart: only names that

@@ -287,10 +287,13 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Receives one message into `buf` and returns its length, type and sequence.
     #[inline(never)]
     pub fn try_recv(&mut self, buf: &mut [u8]) -> Result<Received, RecvError> {
-        if let Some(received) = self.take_long(buf) {
+        let looked = self.peek();
+        if let Peek::Other(content) = &looked
+            && let Some(received) = self.take_long(content, buf)
+        {
             return Ok(received);
         }
-        self.visit(|m| {
+        self.visit_what(&looked, |m| {
             let needed = m.len();
             if needed > buf.len() {
                 let given = buf.len();
@@ -403,7 +406,17 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// Shows the next message to `f`; consumes it when `f` says so.
     #[inline(always)]
     fn visit<R>(&mut self, f: impl FnOnce(&Message<'_, I>) -> (R, bool)) -> Result<R, RecvError> {
-        match self.peek() {
+        let looked = self.peek();
+        self.visit_what(&looked, f)
+    }
+
+    #[inline(always)]
+    fn visit_what<R>(
+        &mut self,
+        looked: &Peek,
+        f: impl FnOnce(&Message<'_, I>) -> (R, bool),
+    ) -> Result<R, RecvError> {
+        match *looked {
             Peek::Empty => return Err(RecvError::Empty),
             Peek::Idle => return Err(self.idle()),
             Peek::Line(content, message_type, len) => {

@@ -155,18 +155,14 @@ pub(crate) fn single(line: &Line, key: LaneKey, order: Order) -> Option<(u32, us
     whole.then_some((0, len))
 }
 
-/// The mark of a [`Kind::Long`] line.
+/// Type and length of message `seq` when `line` is the [`Kind::Long`] one that completes it on an ordered link; the length
+/// may be any.
 #[inline(always)]
-pub(crate) fn mark_of_long(key: LaneKey, seq: u64) -> u64 {
-    mark(key, Kind::Long, seq, 0)
-}
-
-/// Type and length that words 0 and 6 of a [`Kind::Long`] line give on an ordered link; the length may be any. `None`
-/// where one of them is no such line's.
-#[inline(always)]
-pub(crate) fn long(word0: u64, word6: u64, key: LaneKey) -> Option<(u32, usize)> {
-    let sound = word0 >> 32 == 1 && (word6 >> 32) as u32 == key.guard;
-    sound.then_some((word6 as u32, word0 as u32 as usize))
+pub(crate) fn long(line: &Line, key: LaneKey, seq: u64) -> Option<(u32, usize)> {
+    let sound = line.0[7] == mark(key, Kind::Long, seq, 0)
+        && (line.0[6] >> 32) as u32 == key.guard
+        && line.0[0] >> 32 == 1;
+    sound.then_some((line.0[6] as u32, line.0[0] as u32 as usize))
 }
 
 /// Decodes a line whose mark [`is_due`]; every field is checked against the lane's limits.

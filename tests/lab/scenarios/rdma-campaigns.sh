@@ -28,8 +28,4 @@ else
     campaign_holds count-oneway count --oneway --messages 5000 --ring 64
     campaign_holds count-pingpong count --pingpong --messages 500
     pass
-
-    step faults
-    campaign_holds faults faults --messages 4000
-    pass
 fi

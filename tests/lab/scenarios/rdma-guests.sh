@@ -34,15 +34,6 @@ served() {
     stop_serving
 }
 
-# under_traffic COMMAND: happens to guest b while messages go both ways; they go on afterwards.
-under_traffic() {
-    start_half --seed 1
-    half_says traffic 60
-    meet "traffic-$STEP"
-    [ "$ROLE" = a ] || "$1"
-    end_half "$STEP"
-}
-
 own_address
 ifconfig lo up
 rdma link add "$device" type "$KIND" netdev eth0
@@ -107,28 +98,4 @@ step kill
 [ "$ROLE" = a ] && kills=0 || kills=3
 start_half --seed "$SEED" --kills $kills
 end_half kill
-pass
-
-down_and_up() {
-    ifconfig eth0 down
-    sleep 1
-    ifconfig eth0 up
-}
-step port
-under_traffic down_and_up
-holds "the traffic has one life" [ "$(field lives /tmp/half.json)" -gt 1 ]
-pass
-
-# Another address comes before it when it returns, so that its index may be another too.
-away_and_back() {
-    ip addr del 10.9.7.2/24 dev eth0
-    sleep 1
-    ip addr add 10.9.7.12/24 dev eth0
-    ip addr add 10.9.7.2/24 dev eth0
-}
-step address
-before=$(gid)
-under_traffic away_and_back
-note "index of the GID: $before, then $(gid)"
-[ "$KIND" = siw ] || holds "the traffic has one life" [ "$(field lives /tmp/half.json)" -gt 1 ]
 pass

@@ -1,10 +1,10 @@
 //! The short ways: what most messages take. Everything else, and everything odd, is left to [`Consumer::visit`], which
 //! finds nothing changed.
 
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use ntb_mem::{
-    line::{LINE_BYTES, LINE_WORDS},
+    line::{LINE_BYTES, Line},
     region::Small,
 };
 
@@ -75,19 +75,13 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         }
     }
 
-    /// Receives a message of several lines on an ordered link, if one is there and fits.
+    /// Receives the message of several lines that `content` completes, on an ordered link, if it is one and fits.
     #[inline]
-    pub(super) fn take_long(&mut self, buf: &mut [u8]) -> Option<Received> {
-        self.settle();
-        let at = self.tail & self.mask;
-        let word = |i, order| self.ring.load(at as usize * LINE_WORDS + i, order);
-        let key = self.lane.to_consumer;
-        if self.next != Next::Plain || word(LINE_WORDS - 1, Acquire) != line::mark_of_long(key, self.seq)
-        /* C1 */
-        {
+    pub(super) fn take_long(&mut self, content: &Line, buf: &mut [u8]) -> Option<Received> {
+        if self.next != Next::Plain {
             return None;
         }
-        let (message_type, len) = line::long(word(0, Relaxed), word(6, Relaxed), key)?;
+        let (message_type, len) = line::long(content, self.lane.to_consumer, self.seq)?;
         let extra = line::extra_lines(Kind::Long, len as u64);
         if extra == 0 || len as u64 > self.lane.max_message() {
             return None;
