@@ -38,7 +38,8 @@ const SPEC: ChannelSpec = ChannelSpec {
 
 fn options() -> Options {
     Options {
-        budget: 2000, // the interpreter is slow
+        budget: 2000, // the interpreter is slow, and a busy machine slower: nothing here stalls unless it is made to
+        patience: LONG,
         ..Options::default()
     }
 }
@@ -148,14 +149,22 @@ fn a_kernel_sends_into_a_channel_and_its_reader_may_sleep() {
         let count = 150; // more than twice round the ring
         let source = Source::new(&gpu, 0..count, size);
         std::thread::scope(|s| {
-            let sending = s.spawn(|| {
-                std::thread::sleep(Duration::from_millis(30)); // the reader is asleep by then
+            // Nothing is sent before the reader has slept.
+            let (slept, until) = std::sync::mpsc::channel();
+            let (tx, source) = (&mut tx, &source);
+            let sending = s.spawn(move || {
+                until.recv().unwrap();
                 tx.send(source.all(count), LONG)
             });
+            let start = Instant::now();
+            while rx.sleeps() == 0 {
+                let e = rx.recv(&mut [0; 8], Duration::from_millis(50)).unwrap_err();
+                assert!(e == RecvFailure::TimedOut && start.elapsed() < LONG, "{e}");
+            }
+            slept.send(()).unwrap();
             expect(&mut rx, 0..count, size);
             assert_eq!(sending.join().unwrap().unwrap(), count);
         });
-        assert!(rx.sleeps() > 0, "the reader was rung at least once");
         assert_eq!(rx.stats().messages, count);
         // The processor goes on where the kernel has come, and the kernel where the processor has.
         let mut tx = tx.into_sender();
@@ -577,7 +586,6 @@ fn two_gpus_do_not_store_into_each_other_unasked_and_a_stall_is_told_with_the_re
     // Asked for, it runs, and says what it is.
     let bold = Options {
         both_ways: true,
-        patience: Duration::from_millis(300),
         ..options()
     };
     let channel = GpuChannel::new(&gpus[0], bold, Some(&memories[0]));
@@ -589,6 +597,14 @@ fn two_gpus_do_not_store_into_each_other_unasked_and_a_stall_is_told_with_the_re
     );
     assert_eq!(sender.send(source.all(20), LONG).unwrap(), 20);
     expect(&mut rx, 0..20, 100);
+
+    let watched = Options {
+        patience: Duration::from_millis(300),
+        ..bold
+    };
+    let channel = GpuChannel::new(&gpus[0], watched, Some(&memories[0]));
+    let mut sender = GpuTx::new(&channel, sender.into_sender());
+    sender.announcement().unwrap(); // registered before stores are held up
 
     // Stores that do not complete: the watchdog says so, in bounded time, and again at the next call.
     standins[0].configure("hold-stores");

@@ -228,8 +228,8 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
     /// How far this end has come; `None` within a block of packed messages.
     pub fn position(&self) -> Option<Position> {
         self.block.is_none().then_some(Position {
-            lines: self.tail,
-            seq: self.seq,
+            lines: self.tail.wrapping_add(self.owed.min(1)),
+            seq: self.next_seq(),
             credit: self.credited,
         })
     }
@@ -240,8 +240,9 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         if !before.is_some_and(|before| position.follows(before, self.lane.ring_lines)) {
             return false;
         }
-        self.stats.messages += position.seq.wrapping_sub(self.seq);
+        self.settle();
         (self.tail, self.seq, self.credited) = (position.lines, position.seq, position.credit);
+        self.small_due = self.lane.to_consumer.small(self.seq);
         (self.incomplete, self.overdue) = (None, None);
         self.consumed.store(self.seq, Release);
         true

@@ -162,10 +162,11 @@ impl<E: StoreEngine, I: Inbound> Producer<E, I> {
         if !position.follows(self.position(), self.lane.ring_lines) {
             return false;
         }
-        self.stats.messages += position.seq.wrapping_sub(self.seq);
-        self.stats.lines += position.lines.wrapping_sub(self.head);
         self.wanted = None;
         (self.head, self.seq, self.credit) = (position.lines, position.seq, position.credit);
+        self.at = self.ring_at + (self.head & self.mask);
+        self.free = self.lane.ring_lines - self.head.wrapping_sub(self.credit);
+        self.small_next = self.lane.to_consumer.small(self.seq);
         self.sent.store(self.seq, Release);
         true
     }
