@@ -54,9 +54,9 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps: vec!["a:hostile", "b:count"],
         ..base(kind)
     });
-    let guests = [("rdma-guests-roce", "rxe"), ("rdma-guests-siw", "siw")].map(|(name, kind)| Scenario {
+    let guests = [("rdma-guests-roce", "rxe")].map(|(name, kind)| Scenario {
         name,
-        proves: "over soft-RoCE or siw between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
+        proves: "over soft-RoCE between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
                  process killed under traffic with every message checked",
         programs: &["campaign", "ntb-ping"],
         debian: WITH_PERFTEST,
