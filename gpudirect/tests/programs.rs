@@ -37,6 +37,7 @@ fn all_steps_run_against_the_host_stand_in() {
         ("copy", ""),
         ("aperture", ""),
         ("poll", "ordering=0"),
+        ("channel", ""),
     ] {
         let out = gpu_try(&standin, words, &["--only", step]);
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -66,7 +67,7 @@ fn without_a_usable_driver_it_says_what_is_missing() {
         // Nothing to try it on is no failure: every step says so.
         if exit == 3 {
             assert!(said.lines().all(|l| l.starts_with("waived ")), "{said}");
-            assert_eq!(said.lines().count(), 11, "{said}");
+            assert_eq!(said.lines().count(), 12, "{said}");
         }
         assert!(!said.contains("panicked"), "{said}");
     }
@@ -95,7 +96,7 @@ fn the_script_runs_to_the_end_without_a_gpu() {
         .unwrap();
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(3), "{said}");
-    assert_eq!(said.lines().count(), 14, "{said}");
+    assert_eq!(said.lines().count(), 15, "{said}");
     for line in said.lines() {
         let (state, rest) = line.split_once(' ').unwrap();
         let (step, why) = rest.trim().split_once(": ").unwrap();
@@ -110,6 +111,6 @@ fn the_script_runs_to_the_end_without_a_gpu() {
         );
         steps.len()
     };
-    assert_eq!((waived(&log["tried"]["steps"]), waived(&log["script"])), (11, 3));
+    assert_eq!((waived(&log["tried"]["steps"]), waived(&log["script"])), (12, 3));
     assert_eq!(log["tried"]["name"], "gpu-library-stub");
 }

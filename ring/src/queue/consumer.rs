@@ -225,11 +225,13 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         self.seq.wrapping_add(self.owed.min(1))
     }
 
-    /// How far this end has come; `None` within a block of packed messages.
-    pub fn position(&self) -> Option<Position> {
+    /// How far this end has come, all accounts settled: no credit of before follows those of a device. `None` within a block
+    /// of packed messages.
+    pub fn position(&mut self) -> Option<Position> {
+        self.settle();
         self.block.is_none().then_some(Position {
-            lines: self.tail.wrapping_add(self.owed.min(1)),
-            seq: self.next_seq(),
+            lines: self.tail,
+            seq: self.seq,
             credit: self.credited,
         })
     }
@@ -240,7 +242,6 @@ impl<E: StoreEngine, I: Inbound> Consumer<E, I> {
         if !before.is_some_and(|before| position.follows(before, self.lane.ring_lines)) {
             return false;
         }
-        self.settle();
         (self.tail, self.seq, self.credited) = (position.lines, position.seq, position.credit);
         self.small_due = self.lane.to_consumer.small(self.seq);
         (self.incomplete, self.overdue) = (None, None);

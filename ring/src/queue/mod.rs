@@ -99,8 +99,8 @@ pub const fn max_message(ring_lines: u64) -> u64 {
     (ring_lines - 1) * 64
 }
 
-/// Consumed lines after which the consumer posts a credit without being asked, at the next poll that finds nothing: just
-/// above a quarter of the ring.
+/// Consumed lines after which the consumer posts a credit without being asked, at one of the next polls that find nothing:
+/// just above a quarter of the ring.
 pub(crate) const fn credit_step(ring_lines: u64) -> u64 {
     ring_lines / 4 + 1
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use ntb_mem::region::{Pages, Region, View};
 use proptest::prelude::*;
 
-use super::*;
+use super::{consumer::Polled, *};
 use crate::{
     link::engine::{Order, WriteBack},
     wire::page::PAGE_LINES,
@@ -383,6 +383,33 @@ fn an_end_goes_on_from_where_a_device_has_come_and_from_nowhere_else() {
             p.next_seq().wrapping_add(7)
         );
     }
+}
+
+/// A credit of before the device, posted after the device's own, would take back what the device gave.
+#[test]
+fn an_end_that_is_lent_has_settled_its_accounts() {
+    let (mut p, mut c) = pair(8, Order::Relaxed);
+    p.try_send(0, &[1; 8]).unwrap();
+    let mut buf = [0; 64];
+    assert!(matches!(c.try_recv_checked(&mut buf), Polled::Received(_)));
+    let whole_ring = pattern(1, 7 * 64);
+    assert!(matches!(p.try_send(0, &whole_ring), Err(SendError::Full { .. })));
+    let lent = c.position().unwrap();
+    assert_eq!(
+        (lent.lines, lent.seq, lent.credit),
+        (1, 1, 1),
+        "credited as asked"
+    );
+    p.try_send(0, &whole_ring).unwrap();
+    let credits = c.stats().credits;
+    let device = Position {
+        lines: 9,
+        seq: 2,
+        credit: 9,
+    };
+    assert!(c.go_on_from(device));
+    c.give_back();
+    assert_eq!(c.stats().credits, credits, "the device has given it back");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::{
 };
 
 use ntb_gpudirect::{
-    GpuError,
+    GpuError, across,
     aperture::OnGpu,
     ends::{BUDGET, GpuReceiver, GpuSender, Outgoing},
     kernels::Status,
@@ -50,13 +50,14 @@ pub(crate) enum Seen {
 type Step = fn(&Arc<dyn Gpu>) -> Result<Seen, GpuError>;
 
 /// All of them, in order.
-const STEPS: [(&str, Step); 11] = [
+const STEPS: [(&str, Step); 12] = [
     ("report", report),
     ("dma-buf", dma_buf),
     ("gdrcopy", gdrcopy),
     ("ring-to-host", ring_to_host),
     ("ring-to-gpu", ring_to_gpu),
     ("ring-on-gpu", ring_on_gpu),
+    ("channel", channel),
     ("poll-gpu-memory", poll_gpu_memory),
     ("round-trip", round_trip),
     ("copy-then-mark", copy_then_mark),
@@ -275,6 +276,34 @@ fn ring_on_gpu(gpu: &Arc<dyn Gpu>) -> Result<Seen, GpuError> {
         }
     }
     Ok(Seen::Pass(format!("{count} messages between two kernels")))
+}
+
+/// A channel of a session between two ends of this process, with kernels at both: all but the bridge.
+fn channel(gpu: &Arc<dyn Gpu>) -> Result<Seen, GpuError> {
+    use ntb_ring::link::pair::{PairOptions, pair};
+    let mut said = Vec::new();
+    for (size, messages) in [(48, 1000), (100_000, 20)] {
+        let (near, far) = pair(&PairOptions::default()).map_err(|e| wrong(e.what))?;
+        let trial = across::Trial {
+            size,
+            messages,
+            far: Some(across::End::Gpu),
+        };
+        let (sent, received) = std::thread::scope(|s| {
+            let receiving = s.spawn(|| across::receive_over(Box::new(far), Some(gpu), None));
+            (
+                across::send_over(Box::new(near), Some(gpu), trial),
+                receiving.join(),
+            )
+        });
+        received.map_err(|_| wrong("the receiving end panicked"))??;
+        let sent = sent?;
+        said.push(format!("{messages} of {size} bytes in {:?}", sent.elapsed));
+        if size > 48 {
+            said.push(sent.way);
+        }
+    }
+    Ok(Seen::Pass(said.join("; ")))
 }
 
 /// A kernel polls the GPU's memory, which a stream writes: how long until it sees a word.
