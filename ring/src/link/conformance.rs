@@ -32,8 +32,19 @@ pub trait Rig {
 
 /// Polls both ends until `done`.
 pub fn drive(rig: &mut dyn Rig, what: &str, mut done: impl FnMut(&mut dyn Rig) -> bool) {
+    within_watchdog(what, || done(rig));
+}
+
+/// Calls `done` until it says so.
+#[track_caller]
+pub fn until(done: impl FnMut() -> bool) {
+    within_watchdog("see the line", done);
+}
+
+#[track_caller]
+fn within_watchdog(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !done(rig) {
+    while !done() {
         assert!(start.elapsed() < WATCHDOG, "never happened: {what}");
         std::thread::yield_now();
     }

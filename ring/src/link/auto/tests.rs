@@ -7,7 +7,7 @@ use super::*;
 use crate::link::{
     LinkState,
     auth::{Handshake, Purpose, Role, Secret},
-    conformance::WATCHDOG,
+    conformance::{WATCHDOG, until},
     engine::{Inbound, StoreEngine},
     soft::{SoftLink, SoftOptions},
     tcp::TcpOptions,
@@ -94,14 +94,6 @@ fn meet(port: u16, a: Offer, b: Offer) -> (Met, Met) {
         let (a, b) = (one(a), one(b));
         (a.join().unwrap(), b.join().unwrap())
     })
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WATCHDOG, "never happened");
-        std::thread::yield_now();
-    }
 }
 
 fn up(link: &mut AutoLink) -> bool {

@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use ntb_mem::line::Line;
@@ -12,7 +12,7 @@ use super::Counts;
 use crate::link::{
     Link, LinkState,
     auth::{HELLO_BYTES, MAGIC, PROOF_BYTES, Purpose, Secret},
-    conformance::WATCHDOG,
+    conformance::until,
     engine::{Engine, Inbound, StoreEngine},
 };
 
@@ -71,14 +71,6 @@ fn secret() -> Secret {
 
 fn up(link: &mut impl Link) -> bool {
     link.poll().unwrap().state == LinkState::WindowsSet
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WATCHDOG, "never happened");
-        std::thread::yield_now();
-    }
 }
 
 /// Two ends and a counter that goes from one to the other.

@@ -9,7 +9,7 @@ use rustix::event::EventfdFlags;
 
 use super::{greeting::*, *};
 use crate::link::{
-    conformance::{Rig, WATCHDOG},
+    conformance::{Rig, WATCHDOG, until},
     ends::DESCRIPTORS,
     engine::StoreEngine,
 };
@@ -41,14 +41,6 @@ fn up(link: &mut SoftLink) -> bool {
 
 fn join(a: &mut SoftLink, b: &mut SoftLink) {
     until(|| up(a) & up(b));
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WATCHDOG, "never happened");
-        std::thread::yield_now();
-    }
 }
 
 struct SoftRig {

@@ -1,11 +1,11 @@
 //! Both ends in one process, driven in turn, over the loopback.
-use std::{io::Write, net::TcpListener, sync::atomic::Ordering, time::Instant};
+use std::{io::Write, net::TcpListener, sync::atomic::Ordering};
 
 use ntb_mem::line::Line;
 
 use super::*;
 use crate::link::{
-    conformance::{Rig, WATCHDOG},
+    conformance::{Rig, WATCHDOG, until},
     engine::{Inbound, StoreEngine},
 };
 
@@ -35,14 +35,6 @@ fn open(port: u16) -> TcpLink {
 
 fn up(link: &mut TcpLink) -> bool {
     link.poll().unwrap().state == LinkState::WindowsSet
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WATCHDOG, "never happened");
-        std::thread::yield_now();
-    }
 }
 
 fn join(a: &mut TcpLink, b: &mut TcpLink) {

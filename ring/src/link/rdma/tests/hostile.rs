@@ -1,12 +1,12 @@
 //! Strangers before RDMA, and peers that know the secret and do not keep to the rules.
 
-use std::{cell::Cell, io::Write, net::TcpStream, time::Instant};
+use std::{cell::Cell, io::Write, net::TcpStream};
 
 use super::{options, place};
 use crate::link::{
     Link, LinkEvent, LinkState,
     auth::{Handshake, Purpose, Role, Secret, Session},
-    conformance::WATCHDOG,
+    conformance::until,
     meet::{
         Counts,
         tests::{Venue, free_port, link_strangers},
@@ -59,14 +59,6 @@ link_strangers!(Rdma::new());
 
 fn up(link: &mut RdmaLink) -> bool {
     link.poll().unwrap().state == LinkState::WindowsSet
-}
-
-fn until(mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < WATCHDOG, "never happened");
-        std::thread::yield_now();
-    }
 }
 
 /// Somebody who knows the secret and has called `link`.
