@@ -564,18 +564,20 @@ mod tests {
         assert!(acs.finding.contains("of 2 ports could not be checked"), "{acs:?}");
     }
 
+    /// A GPU and a bridge under different buses.
+    fn machine(name: &str) -> Tree {
+        let tree = Tree::new(name);
+        tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
+            "0000:81:00.0",
+            "0x8086",
+            "0x068000",
+            "0",
+        );
+        tree
+    }
+
     #[test]
     fn the_iommu_the_modules_and_the_group() {
-        let machine = |name: &str| {
-            let tree = Tree::new(name);
-            tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
-                "0000:81:00.0",
-                "0x8086",
-                "0x068000",
-                "0",
-            );
-            tree
-        };
         let tree = machine("iommu");
         let items = tree.items("0000:81:00.0");
         let off = named(&items, "gpu-iommu");
@@ -623,16 +625,6 @@ mod tests {
 
     #[test]
     fn drivers_and_their_parameters() {
-        let gpu = |name: &str| {
-            let tree = Tree::new(name);
-            tree.function("0000:01:00.0", "0x10de", "0x030200", "0").function(
-                "0000:81:00.0",
-                "0x8086",
-                "0x068000",
-                "0",
-            );
-            tree
-        };
         for (version, kernel, name) in [
             (OPEN, "6.12.1", None),
             (
@@ -651,7 +643,7 @@ mod tests {
                 Some("gpu-driver-closed"),
             ),
         ] {
-            let tree = gpu("version");
+            let tree = machine("version");
             tree.file(VERSION, version)
                 .file("/proc/sys/kernel/osrelease", kernel);
             assert_eq!(
@@ -660,7 +652,7 @@ mod tests {
                 "{version} {kernel}"
             );
         }
-        let tree = gpu("params");
+        let tree = machine("params");
         tree.file("/proc/self/status", "CapEff:\t0000000000000000")
             .file(PARAMS, "EnablePCIERelaxedOrderingMode: 1\nRegistryDwords: \"\"")
             .file(
