@@ -219,17 +219,9 @@ pub unsafe fn copy_small(dst: *mut u8, src: *const u8, len: usize) {
         }
         return;
     }
-    // SAFETY: as the caller says.
-    unsafe { copy_shorter(dst, src, len) };
-}
-
-/// As [`copy_small`], below 48 bytes.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn copy_shorter(dst: *mut u8, src: *const u8, len: usize) {
     if len < 16 {
         // SAFETY: as the caller says.
-        unsafe { copy_shortest(dst, src, len) };
+        unsafe { copy_below_16(dst, src, len) };
         return;
     }
     // SAFETY: every move lies inside the first `len` bytes, of which there are at least 16.
@@ -261,7 +253,7 @@ unsafe fn copy_16(dst: *mut u8, src: *const u8) {
 
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
-unsafe fn copy_shortest(dst: *mut u8, src: *const u8, len: usize) {
+unsafe fn copy_below_16(dst: *mut u8, src: *const u8, len: usize) {
     if len >= 8 {
         for at in [0, len - 8] {
             // SAFETY: both moves lie inside `len` bytes; as above.
