@@ -1,6 +1,12 @@
 //! The account of requests, receives and the mirror.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use ntb_mem::line::Line;
 
@@ -274,19 +280,34 @@ fn strict_runs_are_shown_in_order_and_not_before_they_are_complete() {
     bring_up(&mut ends);
     let mut engine = engine(&ends);
     let view = ends.far.as_ref().unwrap().inbound();
+    // As a ring does: a line is not written again before it was read.
+    const LINES: u64 = 32;
+    let read = Arc::new(AtomicU64::new(0));
+    let consumed = Arc::clone(&read);
     let writer = std::thread::spawn(move || {
         for n in 1..20_000u64 {
-            engine.put(5, &Line([n; 8]));
+            while n > consumed.load(Ordering::Acquire) + LINES {
+                std::thread::yield_now();
+            }
+            engine.put(5 + n % LINES, &Line([n; 8]));
             engine.flush();
         }
     });
     let (start, mut last) = (Instant::now(), 0);
     while last < 19_999 {
-        let seen = Inbound::load_line(&view, 5);
+        let due = last + 1;
+        let seen = Inbound::load_line(&view, 5 + due % LINES);
         // Word 7 is read first: the others are of this message or of a later one, never of an earlier.
         assert!(seen.0.iter().all(|word| *word >= seen.0[7]), "torn: {seen:?}");
-        assert!(seen.0[7] >= last);
-        last = seen.0[7];
+        assert!(
+            seen.0[7] == due || seen.0[7] == due.saturating_sub(LINES),
+            "{due}: {seen:?}"
+        );
+        if seen.0[7] == due {
+            assert_eq!(seen, Line([due; 8]), "whole");
+            last = due;
+            read.store(last, Ordering::Release);
+        }
         ends.near.poll().unwrap();
         assert!(start.elapsed() < WATCHDOG + Duration::from_secs(30), "at {last}");
     }
