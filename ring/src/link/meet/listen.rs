@@ -214,3 +214,40 @@ impl Listener {
         (fds, rest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::{
+        auth::{Purpose, Secret},
+        conformance::until,
+    };
+
+    #[test]
+    fn a_crowd_that_says_nothing_is_kept_as_small_as_it_may_be() {
+        let socket = socket::listen(&([127, 0, 0, 1], 0).into()).unwrap();
+        let address = rustix::net::getsockname(&socket).unwrap();
+        let address = std::net::SocketAddr::try_from(address).unwrap();
+        let secret = Secret::new(b"of the tests").unwrap();
+        let place = Place::new(Purpose::Tcp, "127.0.0.1", address.port(), &secret, None).unwrap();
+        let all = 3 * CROWD; // fits in the backlog
+        let silent: Vec<_> = (0..all).map(|_| TcpStream::connect(address).unwrap()).collect();
+        let (mut listener, mut counts) = (Listener::new(socket), Counts::default());
+        until(|| {
+            assert!(listener.poll(&place, &mut counts).is_empty());
+            assert!(
+                listener.candidates.len() <= CROWD,
+                "{} are kept",
+                listener.candidates.len()
+            );
+            counts.dropped_silent as usize + listener.candidates.len() == all
+        });
+        // Who came first had the most time, and was pushed out.
+        for mut early in silent.into_iter().take(all - CROWD) {
+            // What it was greeted with, and the end.
+            let mut heard = Vec::new();
+            let ended = std::io::Read::read_to_end(&mut early, &mut heard);
+            assert!(ended.is_ok() && heard.len() <= crate::link::auth::HELLO_BYTES);
+        }
+    }
+}
