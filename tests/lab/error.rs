@@ -42,6 +42,11 @@ pub(crate) enum LabError {
     )]
     Incomplete { what: &'static str, place: PathBuf },
 
+    #[error(
+        "{folder} is left of an interrupted run and has something mounted at {mount}; unmount that first"
+    )]
+    Mounted { folder: PathBuf, mount: PathBuf },
+
     #[error("neither XDG_CACHE_HOME nor HOME is set, so there is no place to keep {what}; set NTB_LAB_CACHE")]
     NoCacheFolder { what: &'static str },
 
@@ -65,6 +70,7 @@ impl LabError {
             Self::Command { .. } => "command-failed",
             Self::KernelFolder { .. } => "kernel-folder",
             Self::Incomplete { .. } => "incomplete",
+            Self::Mounted { .. } => "mounted",
             Self::NoCacheFolder { .. } => "no-cache-folder",
             Self::Libraries { .. } => "libraries",
             Self::UnknownScenario { .. } => "unknown-scenario",
@@ -83,6 +89,7 @@ impl LabError {
             | Self::MissingTool { .. }
             | Self::Command { .. }
             | Self::Incomplete { .. }
+            | Self::Mounted { .. }
             | Self::Libraries { .. } => 1,
         }
     }

@@ -61,6 +61,13 @@ impl Cache {
         }
         let unfinished = self.root.join(format!("{kind}.unfinished"));
         if unfinished.exists() {
+            // Whatever is mounted there is not the lab's to delete.
+            if let Some(mount) = mounted_below(&unfinished) {
+                return Err(LabError::Mounted {
+                    folder: unfinished,
+                    mount,
+                });
+            }
             fs::remove_dir_all(&unfinished).context("remove", &unfinished)?;
         }
         fs::create_dir_all(&unfinished).context("create", &unfinished)?;
@@ -68,6 +75,15 @@ impl Cache {
         fs::rename(&unfinished, &folder).context("rename to its final name", &folder)?;
         Ok(folder)
     }
+}
+
+/// The first mount below a folder, if there is one.
+fn mounted_below(folder: &Path) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    points
+        .map(|point| PathBuf::from(point.replace("\\040", " ")))
+        .find(|point| point.starts_with(folder))
 }
 
 fn variable(name: &str) -> Option<PathBuf> {
@@ -93,7 +109,16 @@ fn fingerprint(inputs: &[&str]) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::fingerprint;
+    use super::{fingerprint, mounted_below};
+
+    #[test]
+    fn what_is_mounted_below_a_folder_is_found() {
+        assert_eq!(
+            mounted_below("/proc".as_ref()).unwrap(),
+            std::path::Path::new("/proc")
+        );
+        assert_eq!(mounted_below("/pro".as_ref()), None);
+    }
 
     #[test]
     fn fingerprint_tells_inputs_apart() {

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::child::Tied;
 use crate::error::{Context as _, LabError};
 use crate::report::{say, tail};
 
@@ -39,7 +40,7 @@ impl Bootstrap<'_> {
         let pins = self.work.join("pins");
         fs::write(&pins, PINS).context("write", &pins)?;
 
-        let mut command = Command::new("mmdebstrap");
+        let mut command = own_namespaces("mmdebstrap");
         command.args(["--variant=apt", "--aptopt=APT::Install-Recommends \"false\""]);
         for option in apt_options()? {
             command.arg(format!("--aptopt={option}"));
@@ -66,16 +67,32 @@ impl Bootstrap<'_> {
     }
 }
 
-/// Runs a command with its output in a file; a failure carries the end of it.
+/// A command whose mounts and processes end with it, and it with the lab: mmdebstrap mounts the machine's /dev, /proc and
+/// /sys into what it makes, and an interrupted run must not leave them there. Without root it sees to that itself.
+fn own_namespaces(program: &str) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("unshare");
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        program,
+    ]);
+    command
+}
+
+/// Runs a command with its output in a file; a failure carries the end of it. The command does not outlive the lab.
 pub(crate) fn logged(what: &str, command: &mut Command, log: &Path) -> Result<(), LabError> {
     let file = File::create(log).context("create", log)?;
     let second = file.try_clone().context("share", log)?;
-    let status = command
-        .stdin(Stdio::null())
-        .stdout(file)
-        .stderr(second)
-        .status()
-        .context("run", Path::new(command.get_program()))?;
+    command.stdin(Stdio::null()).stdout(file).stderr(second);
+    let program = PathBuf::from(command.get_program());
+    let mut child = Tied::spawn(command).context("run", &program)?;
+    let status = child.child().wait().context("wait for", &program)?;
     if status.success() {
         return Ok(());
     }
