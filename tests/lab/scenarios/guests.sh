@@ -50,6 +50,8 @@ pass
 
 step power
 if [ "$ROLE" = a ]; then
+    # What guest b has passed is reported by now.
+    get victim
     machine b reset
     holds "a reset guest's count of boots" [ "$(get born)" = 1 ]
     machine b off
@@ -57,5 +59,6 @@ if [ "$ROLE" = a ]; then
     holds "a restarted guest's count of boots" [ "$(get born)" = 2 ]
     pass
 else
+    put victim ready
     get end-of-this-boot
 fi
