@@ -5,7 +5,7 @@ use std::{
     io::Read as _,
     sync::{
         Arc,
-        atomic::{AtomicU8, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -27,8 +27,8 @@ pub(crate) struct Args {
     /// Seed of all choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Kills of this machine's process. After the last, traffic goes on: a line on standard input has it held that messages
-    /// still come, and the end of standard input ends the campaign.
+    /// Kills of this machine's process. After the last, traffic goes on: each line on standard input has it held that
+    /// messages still come, and the end of standard input ends the campaign.
     #[arg(long, default_value_t = 0)]
     kills: u64,
 }
@@ -42,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     let input = watch_input();
     {
         let mut rng = Rng::new(args.seed);
-        let mut sides = [Side::new(&args.address, rng.next())?];
+        let mut sides = [Side::new(&args.address, rng.next())?.loud()];
         let mut campaign = || -> Result<(), String> {
             sides[0].start()?;
             until_traffic(&mut sides).map_err(|e| format!("before the first kill: {e}"))?;
@@ -52,10 +52,13 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
                 slowest = slowest.max(took.map_err(|e| format!("round {round}: {e}"))?);
             }
             eprintln!("kills done");
-            wait_for(&mut sides[0], &input, LINE)?;
-            until_traffic(&mut sides).map_err(|e| format!("at the end: {e}"))?;
-            eprintln!("flows");
-            wait_for(&mut sides[0], &input, END)
+            let mut heard = 0;
+            while let News::Lines(lines) = wait_for(&mut sides[0], &input, heard)? {
+                heard = lines;
+                until_traffic(&mut sides).map_err(|e| format!("at line {heard}: {e}"))?;
+                eprintln!("flows {heard}");
+            }
+            Ok(())
         };
         if let Err(e) = campaign() {
             eprintln!("violation: {e}");
@@ -73,28 +76,41 @@ pub(crate) fn run(args: &Args) -> Result<Report, String> {
     Ok(report)
 }
 
-fn wait_for(side: &mut Side, input: &AtomicU8, news: u8) -> Result<(), String> {
-    while input.load(Ordering::Acquire) < news {
+/// What standard input has brought.
+enum News {
+    /// So many lines so far.
+    Lines(u64),
+    End,
+}
+
+/// Waits for more than the lines that were `heard`.
+fn wait_for(side: &mut Side, input: &AtomicU64, heard: u64) -> Result<News, String> {
+    loop {
+        // Nothing else is handed over with the count.
+        match input.load(Ordering::Relaxed) {
+            END => return Ok(News::End),
+            lines if lines > heard => return Ok(News::Lines(lines)),
+            _ => {}
+        }
         side.check_alive()?;
         std::thread::sleep(LOOK);
     }
-    Ok(())
 }
 
-/// News of standard input.
-const LINE: u8 = 1;
-const END: u8 = 2;
+/// The count of lines when no more will come.
+const END: u64 = u64::MAX;
 
-fn watch_input() -> Arc<AtomicU8> {
-    let news = Arc::new(AtomicU8::new(0));
-    let set = Arc::clone(&news);
+fn watch_input() -> Arc<AtomicU64> {
+    let lines = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&lines);
     std::thread::spawn(move || {
         let mut byte = [0];
         while matches!(std::io::stdin().read(&mut byte), Ok(1)) {
-            // Pairs with the acquire in `wait_for`, as below; nothing else is handed over.
-            set.store(LINE, Ordering::Release);
+            if byte == *b"\n" {
+                count.fetch_add(1, Ordering::Relaxed);
+            }
         }
-        set.store(END, Ordering::Release);
+        count.store(END, Ordering::Relaxed);
     });
-    news
+    lines
 }

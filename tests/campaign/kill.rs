@@ -47,6 +47,9 @@ pub(crate) struct SideArgs {
     address: String,
     board: i32,
     seed: u64,
+    /// Prints the events of the link on standard error.
+    #[arg(long)]
+    events: bool,
 }
 
 /// One of the two processes, from the outside.
@@ -58,6 +61,8 @@ pub(crate) struct Side {
     secret: Option<String>,
     starts: u64,
     seed: u64,
+    /// Whether its words and events go to this process's standard error.
+    loud: bool,
 }
 
 impl Side {
@@ -72,7 +77,14 @@ impl Side {
             secret: None,
             starts: 0,
             seed,
+            loud: false,
         })
+    }
+
+    /// Lets what it says be seen, events included.
+    pub(crate) fn loud(mut self) -> Self {
+        self.loud = true;
+        self
     }
 
     /// Gives it the venue's secret.
@@ -90,10 +102,15 @@ impl Side {
             .arg(&self.address)
             .arg(self.inherited.as_raw_fd().to_string())
             .arg(self.seed.wrapping_add(self.starts).to_string())
+            .args(self.loud.then_some("--events"))
             .envs(self.secret.iter().map(|secret| (SECRET_ENV, secret)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(if self.loud {
+                Stdio::inherit()
+            } else {
+                Stdio::piped()
+            })
             .spawn()
             .map_err(|e| format!("a side could not be started: {e}"))?;
         self.child = Some(child);
@@ -358,6 +375,9 @@ fn traffic(args: &SideArgs) -> Result<(), String> {
         number: 0,
         checker: Checker::default(),
         lives: 0,
+        connection,
+        events: args.events,
+        start: Instant::now(),
     }
     .run(args.seed)
 }
@@ -370,6 +390,9 @@ struct Ends {
     number: u64,
     checker: Checker,
     lives: u64,
+    connection: Connection,
+    events: bool,
+    start: Instant,
 }
 
 impl Ends {
@@ -380,15 +403,39 @@ impl Ends {
         self.rx.set_wait(Wait::SpinSleep { spins: 50 });
         loop {
             self.board.set(Phase::Handshake);
-            match self.tx.wait_connected(Duration::from_secs(60)) {
-                Ok(()) => {}
-                Err(SendFailure::Lost(_)) => continue,
-                Err(e) => return Err(format!("no peer for a minute: {e}")),
-            }
+            self.connect()?;
             self.lives += 1;
             self.board.set_running(self.lives);
             while self.burst(&mut rng)? && self.drain(&mut rng, &mut buf)? {}
             self.end_life(&mut buf)?;
+        }
+    }
+
+    /// Waits for a peer.
+    fn connect(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        loop {
+            let connected = self.tx.wait_connected(Duration::from_millis(200));
+            self.tell_events();
+            match connected {
+                Ok(()) => return Ok(()),
+                Err(SendFailure::Lost(_)) => {}
+                Err(e) if start.elapsed() > STUCK => return Err(format!("no peer for a minute: {e}")),
+                Err(SendFailure::NotConnected(_) | SendFailure::TimedOut { .. }) => {}
+                Err(e) => return Err(format!("waiting for a peer: {e}")),
+            }
+        }
+    }
+
+    fn tell_events(&self) {
+        while let Some(event) = self.connection.next_event(Duration::ZERO) {
+            if self.events {
+                eprintln!(
+                    "{:.3} {}: {event:?}",
+                    self.start.elapsed().as_secs_f64(),
+                    event.name()
+                );
+            }
         }
     }
 

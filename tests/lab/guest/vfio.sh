@@ -89,7 +89,7 @@ end_half() {
     half_says "kills done" 150
     meet "$1-ends" 150
     echo >&5
-    half_says flows 60
+    half_says 'flows 1' 60
     meet "$1-flows" 90
     exec 5>&-
     wait $half || true
