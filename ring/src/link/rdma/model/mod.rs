@@ -17,6 +17,7 @@ use std::{
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use ntb_mem::{line::LINE_WORDS, region::View};
@@ -44,6 +45,9 @@ pub(crate) struct Behaviour {
     pub(crate) drains: bool,
     /// Of a million writes, how many arrive with their words out of order and in two parts.
     pub(crate) torn: u32,
+    /// Of a million looks at a request that waits to be carried out, how many leave it waiting. Whoever calls the model
+    /// has it look, and a thread of the model's does.
+    pub(crate) delayed: u32,
     /// Bytes that may be registered; nothing more.
     pub(crate) memlock: u64,
     pub(crate) seed: u64,
@@ -58,6 +62,7 @@ impl Default for Behaviour {
             has_manager: true,
             drains: true,
             torn: 0,
+            delayed: 0,
             memlock: 1 << 30,
             seed: 1,
         }
@@ -118,7 +123,7 @@ struct ListenerState {
 
 impl Model {
     pub(crate) fn new(behaviour: Behaviour) -> Self {
-        Self(Arc::new(Mutex::new(State {
+        let state = Arc::new(Mutex::new(State {
             behaviour,
             random: Random::new(behaviour.seed),
             next: 1,
@@ -129,7 +134,21 @@ impl Model {
             listeners: HashMap::new(),
             late: Vec::new(),
             counts: Counts::default(),
-        })))
+        }));
+        if behaviour.delayed > 0 {
+            // A device goes on by itself.
+            let device = Arc::downgrade(&state);
+            std::thread::spawn(move || {
+                while let Some(state) = device.upgrade() {
+                    let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+                    state.work();
+                    state.settle();
+                    drop(state);
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            });
+        }
+        Self(state)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

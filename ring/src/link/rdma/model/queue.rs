@@ -34,6 +34,8 @@ pub(super) struct Pair {
     /// Packets vanish.
     pub(super) cut: bool,
     broken: bool,
+    /// Posted and not carried out yet, with the data that they carry themselves.
+    waiting: VecDeque<(Request, Option<Vec<u64>>)>,
     /// Requests posted, and how many of them have given their place back.
     posted: u64,
     freed: u64,
@@ -54,6 +56,7 @@ impl Pair {
             peer: None,
             cut: false,
             broken: false,
+            waiting: VecDeque::new(),
             posted: 0,
             freed: 0,
             sent: VecDeque::new(),
@@ -121,8 +124,39 @@ impl Drop for ModelQueue {
 type Fault = u32;
 
 impl State {
+    /// Lets every queue pair go on, as far as chance has it.
+    pub(super) fn work(&mut self) {
+        let mut busy: Vec<u32> = self
+            .pairs
+            .iter()
+            .filter(|(_, pair)| !pair.waiting.is_empty())
+            .map(|(number, _)| *number)
+            .collect();
+        busy.sort_unstable(); // the same seed, the same order
+        for number in busy {
+            while !self.random.chance(self.behaviour.delayed) {
+                let pair = self.pairs.get_mut(&number);
+                let Some((request, data)) = pair.and_then(|pair| pair.waiting.pop_front()) else {
+                    break;
+                };
+                let status = self.carry_out(number, &request, data).err().unwrap_or(0);
+                if let Some(pair) = self.pairs.get_mut(&number) {
+                    pair.broken |= status != 0;
+                    if request.signalled || status != 0 {
+                        let sent = Sent {
+                            id: request.id,
+                            status,
+                        };
+                        let place = pair.posted - pair.waiting.len() as u64;
+                        pair.sent.push_back((sent, place));
+                    }
+                }
+            }
+        }
+    }
+
     /// Carries a request out.
-    fn carry_out(&mut self, number: u32, request: &Request) -> Result<(), Fault> {
+    fn carry_out(&mut self, number: u32, request: &Request, data: Option<Vec<u64>>) -> Result<(), Fault> {
         let Some(pair) = self.pairs.get(&number) else {
             return Err(FLUSHED);
         };
@@ -141,7 +175,10 @@ impl State {
         if request.inline && request.data.bytes > inline {
             return Err(LOCAL_PROTECTION);
         }
-        let words = self.fetch(request)?;
+        let words = match data {
+            Some(words) => words,
+            None => self.fetch(request)?,
+        };
         match request.verb {
             Verb::Write { address, rkey } => self.write(address, rkey, &words, request.data.bytes),
             Verb::WriteImmediate {
@@ -156,18 +193,9 @@ impl State {
         }
     }
 
-    /// The words of a request's data, read now.
+    /// The words of registered memory that a request names, read now.
     fn fetch(&mut self, request: &Request) -> Result<Vec<u64>, Fault> {
         let Piece { address, bytes, lkey } = request.data;
-        if request.inline {
-            return Ok((0..u64::from(bytes) / 8)
-                .map(|i| {
-                    // SAFETY: whoever posts an inline request has its data readable until the call returns, which is
-                    // after this; a device reads it as bytes too.
-                    unsafe { ((address + i * 8) as *const u64).read_unaligned() }
-                })
-                .collect());
-        }
         let inside = self.registered.get(&lkey).and_then(|(view, _)| {
             let first = address.checked_sub(view.as_ptr() as u64)? / 8;
             let end = first + u64::from(bytes) / 8;
@@ -226,6 +254,18 @@ impl State {
     }
 }
 
+/// The words that a request carries itself, read when it is posted.
+fn carried(request: &Request) -> Vec<u64> {
+    let Piece { address, bytes, .. } = request.data;
+    (0..u64::from(bytes) / 8)
+        .map(|i| {
+            // SAFETY: whoever posts an inline request has its data readable until the call returns, which is after this;
+            // a device reads it as bytes too.
+            unsafe { ((address + i * 8) as *const u64).read_unaligned() }
+        })
+        .collect()
+}
+
 impl Queue for ModelQueue {
     fn granted(&self) -> Granted {
         self.granted
@@ -258,18 +298,10 @@ impl Queue for ModelQueue {
             }
             pair.posted += 1;
             let deep = pair.posted - pair.freed;
+            let data = request.inline.then(|| carried(request));
+            pair.waiting.push_back((*request, data));
             state.counts.deepest = state.counts.deepest.max(deep);
-            let status = state.carry_out(self.number, request).err().unwrap_or(0);
-            if let Some(pair) = state.pairs.get_mut(&self.number) {
-                pair.broken |= status != 0;
-                if request.signalled || status != 0 {
-                    let sent = Sent {
-                        id: request.id,
-                        status,
-                    };
-                    pair.sent.push_back((sent, pair.posted));
-                }
-            }
+            state.work();
         }
         Ok(())
     }
@@ -283,6 +315,7 @@ impl Queue for ModelQueue {
 
     fn sent(&self, out: &mut [Sent]) -> Result<usize, Errno> {
         let mut state = self.model.lock();
+        state.work();
         state.settle();
         let drains = state.behaviour.drains;
         let pair = state.pairs.get_mut(&self.number).ok_or(Errno::NODEV)?;
@@ -300,6 +333,7 @@ impl Queue for ModelQueue {
 
     fn received(&self, out: &mut [Received]) -> Result<usize, Errno> {
         let mut state = self.model.lock();
+        state.work();
         state.settle();
         let pair = state.pairs.get_mut(&self.number).ok_or(Errno::NODEV)?;
         let mut count = 0;

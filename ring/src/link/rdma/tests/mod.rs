@@ -126,6 +126,23 @@ mod conformance {
         },
         |_| {}
     );
+    suite!(
+        delayed,
+        Behaviour {
+            torn: 300_000,
+            delayed: 700_000,
+            ..Behaviour::default()
+        },
+        |_| {}
+    );
+    suite!(
+        strict_delayed,
+        Behaviour {
+            delayed: 700_000,
+            ..Behaviour::default()
+        },
+        |o| o.strict = true
+    );
     suite!(strict, Behaviour::default(), |o| o.strict = true);
     suite!(
         strict_iwarp,

@@ -249,15 +249,18 @@ fn a_peer_without_the_secret_reaches_nothing() {
 /// is missing was said to be.
 #[test]
 fn traffic_survives_torn_writes_and_trouble() {
-    for (fabric, strict, seed) in [
-        (Fabric::Roce, false, 1),
-        (Fabric::Iwarp, false, 2),
-        (Fabric::Roce, true, 3),
+    for (fabric, strict, delayed, seed) in [
+        (Fabric::Roce, false, 0, 1),
+        (Fabric::Iwarp, false, 0, 2),
+        (Fabric::Roce, true, 0, 3),
+        (Fabric::Roce, false, 500_000, 4),
+        (Fabric::Iwarp, true, 500_000, 5),
     ] {
         let behaviour = Behaviour {
             fabric,
             inline: if fabric == Fabric::Iwarp { 80 } else { 220 },
             torn: 100_000,
+            delayed,
             seed,
             ..Behaviour::default()
         };
