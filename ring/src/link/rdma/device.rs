@@ -7,7 +7,7 @@ use ntb_mem::region::{Pages, Region, View};
 use super::{
     account::{CONTROL_BYTES, Remote},
     mirror::Mirror,
-    options::RdmaOptions,
+    options::{Manager, RdmaOptions},
     receive::{Buffers, RECEIVES, RECEIVES_STRICT},
     verbs::{Adapter, Memory, QueueWish, Registered},
 };
@@ -82,6 +82,9 @@ pub(super) struct Device {
     /// Where the peer writes lines: the window, or the landing place.
     target: Arc<dyn Registered>,
     control: Arc<dyn Registered>,
+    /// rdma_cm was waited for in vain. Of a device whose port was down the kernel may have lost the queue pair that it talks
+    /// to other kernels with (soft-RoCE does), for as long as the device is there.
+    pub(super) manager_is_silent: bool,
     pub(super) adapter: Arc<dyn Adapter>,
 }
 
@@ -97,8 +100,14 @@ impl Device {
             buffers: Buffers::new(&*adapter, receives)?,
             target: adapter.register(Memory::Local(Arc::clone(target)), true)?,
             control: adapter.register(Memory::Local(Arc::clone(&own.control)), true)?,
+            manager_is_silent: false,
             adapter,
         })
+    }
+
+    /// Whether rdma_cm is to be used where the peer has it too.
+    pub(super) fn has_manager(&self, options: &RdmaOptions) -> bool {
+        self.adapter.has_manager() && options.manager != Manager::Never && !self.manager_is_silent
     }
 
     /// What the peer is told of this side's memory.

@@ -19,6 +19,8 @@ use crate::link::{LinkError, ends::WINDOW_MAX};
 
 /// Time that all of it may take.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Time that rdma_cm may take where there is a way around it: enough for the kernel to ask a second time, after 4.3 s.
+const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far the queue pair is.
 #[derive(Debug)]
@@ -38,6 +40,8 @@ enum Stage {
 pub(super) enum Trouble {
     /// With this peer now; perhaps not the next time.
     Passing(String),
+    /// rdma_cm does not come to an end, and can be done without.
+    Silent,
     /// For good: the two sides do not fit.
     Final(LinkError),
 }
@@ -50,6 +54,8 @@ pub(super) struct Joining {
     /// A message for a later stage, come early: each side sends its memory as soon as its own queue pair is connected.
     memory: Option<Remote>,
     deadline: Instant,
+    /// When rdma_cm is given up.
+    manager_deadline: Option<Instant>,
     mtu: u32,
 }
 
@@ -76,6 +82,8 @@ impl Joining {
             stage: Stage::Offer { ip: hello.ip },
             memory: None,
             deadline: Instant::now() + PATIENCE,
+            manager_deadline: (!hello.needs_manager && !own_hello(device, options).needs_manager)
+                .then(|| Instant::now() + MANAGER_PATIENCE),
             mtu,
         };
         let wish = device.wish(options, mtu);
@@ -122,6 +130,11 @@ impl Joining {
                 queue,
                 remote,
             }));
+        }
+        if matches!(self.stage, Stage::Meeting(_))
+            && self.manager_deadline.is_some_and(|t| Instant::now() > t)
+        {
+            return Err(Trouble::Silent);
         }
         if Instant::now() > self.deadline {
             return Err(Trouble::Passing(format!(
@@ -202,12 +215,13 @@ impl Joining {
 /// What this side says of itself.
 pub(super) fn own_hello(device: &Device, options: &RdmaOptions) -> Hello {
     let port = device.adapter.port();
+    let needs_manager = options.manager == Manager::Only || port.fabric == Fabric::Iwarp;
     Hello {
         version: VERSION,
         fabric: port.fabric as u8,
-        has_manager: device.adapter.has_manager() && options.manager != Manager::Never,
+        has_manager: device.has_manager(options),
         strict: options.strict,
-        needs_manager: options.manager == Manager::Only || port.fabric == Fabric::Iwarp,
+        needs_manager,
         ip: port.ip,
     }
 }

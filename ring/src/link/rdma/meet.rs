@@ -52,8 +52,17 @@ impl RdmaLink {
         match self.begin(met, &theirs) {
             Ok(()) => {}
             Err(Trouble::Passing(why)) => self.give_up(why),
+            Err(Trouble::Silent) => self.go_around_manager(),
             Err(Trouble::Final(e)) => self.give_up(e.what),
         }
+    }
+
+    /// rdma_cm is waited for no longer: the next connection is made without.
+    fn go_around_manager(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.manager_is_silent = true;
+        }
+        self.give_up("rdma_cm does not connect the two: from now on it is gone around".to_owned());
     }
 
     /// Takes up the answer of the side that was called.
@@ -84,6 +93,10 @@ impl RdmaLink {
                 self.give_up(why);
                 Ok(())
             }
+            Trouble::Silent => {
+                self.go_around_manager();
+                Ok(())
+            }
             Trouble::Final(e) => Err(named(self.meeting.address(), e)),
         }
     }
@@ -112,6 +125,7 @@ impl RdmaLink {
             }
             Err(Trouble::Final(e)) => return Err(named(self.meeting.address(), e)),
             Err(Trouble::Passing(why)) => self.give_up(why),
+            Err(Trouble::Silent) => self.go_around_manager(),
         }
         Ok(())
     }

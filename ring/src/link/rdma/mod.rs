@@ -89,7 +89,7 @@ use receive::Inbox;
 use send::Wire;
 pub use sys::{Found, probe};
 pub use verbs::{Fabric, Memory, Port};
-use verbs::{Notice, Open, Queue, RETRY_EXHAUSTED};
+use verbs::{Notice, Open, Queue, RETRY_EXHAUSTED, Unusable};
 
 /// Pause between two attempts to open a device that has gone, and to look at a port that is down.
 const DEVICE_PAUSE: Duration = Duration::from_millis(100);
@@ -300,6 +300,14 @@ impl RdmaLink {
         self.look_again = Some(Instant::now() + DEVICE_PAUSE);
     }
 
+    /// The port has another address: it is chosen anew, with that one or another.
+    fn lose_address(&mut self, why: String) {
+        self.tell_transport("rdma-address-changed", why.clone());
+        self.lose("rdma-lost", why);
+        self.device = None;
+        self.look_again = Some(Instant::now() + DEVICE_PAUSE);
+    }
+
     /// Hears what the device tells by itself.
     fn hear_device(&mut self) {
         while let Some(notice) = self.device.as_ref().and_then(|d| d.adapter.next_notice()) {
@@ -317,13 +325,10 @@ impl RdmaLink {
                     self.look_again = None;
                 }
                 Notice::AddressesChanged => {
-                    let usable = self.device.as_ref().map(|d| d.adapter.is_usable());
-                    if let Some(Err(why)) = usable {
-                        // Found anew with another address, or refused with the reason.
-                        self.tell_transport("rdma-address-changed", why.clone());
-                        self.lose("rdma-lost", why);
-                        self.device = None;
-                        self.look_again = Some(Instant::now() + DEVICE_PAUSE);
+                    if let Some(Err(Unusable::Changed(why))) =
+                        self.device.as_ref().map(|d| d.adapter.is_usable())
+                    {
+                        self.lose_address(why);
                     }
                 }
                 Notice::Other(_) => {}
@@ -338,7 +343,14 @@ impl RdmaLink {
         if let Some(device) = &self.device {
             if !busy && self.look_again.is_none_or(|t| now >= t) {
                 self.look_again = Some(now + DEVICE_PAUSE);
-                self.usable = device.adapter.is_usable().is_ok();
+                let usable = device.adapter.is_usable();
+                self.usable = usable.is_ok();
+                // No device tells of every change.
+                match usable {
+                    Err(Unusable::Changed(why)) => self.lose_address(why),
+                    Err(Unusable::Gone(why)) => self.lose_device(why),
+                    Err(Unusable::Down(_)) | Ok(()) => {}
+                }
             }
             return busy || self.usable;
         }

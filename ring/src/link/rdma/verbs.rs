@@ -286,13 +286,24 @@ pub(crate) enum Notice {
     Other(u32),
 }
 
+/// Why a port cannot be used at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// It is down, and may come back as it was.
+    Down(String),
+    /// Its device is not there any more: what was opened is of no use even when one of that name comes back.
+    Gone(String),
+    /// It has not the address any more that was chosen: it has to be chosen anew.
+    Changed(String),
+}
+
 /// An open device.
 pub(crate) trait Adapter: Send + Sync + std::fmt::Debug {
     /// What connections leave by.
     fn port(&self) -> &Port;
 
     /// Whether that port is up, and still has the address.
-    fn is_usable(&self) -> Result<(), String>;
+    fn is_usable(&self) -> Result<(), Unusable>;
 
     /// Largest packet of the port in bytes.
     fn mtu(&self) -> u32;

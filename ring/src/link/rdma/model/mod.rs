@@ -27,7 +27,7 @@ use super::{
     error::{MemoryKind, failed, not_registered, refused},
     verbs::{
         Adapter, Fabric, Meeting, Memory, Notice, Port, Prepare, Queue, QueueAddress, QueueWish, Registered,
-        TOKEN_BYTES,
+        TOKEN_BYTES, Unusable,
     },
 };
 use crate::link::{LinkError, doorbell::ring_event, random::Random};
@@ -41,6 +41,8 @@ pub(crate) struct Behaviour {
     pub(crate) depth: u32,
     pub(crate) inline: u32,
     pub(crate) has_manager: bool,
+    /// Whether anything comes of what is asked of rdma_cm.
+    pub(crate) manager_answers: bool,
     /// Whether completions can be taken; they wait until then.
     pub(crate) drains: bool,
     /// Of a million writes, how many arrive with their words out of order and in two parts.
@@ -60,6 +62,7 @@ impl Default for Behaviour {
             depth: 128,
             inline: 220,
             has_manager: true,
+            manager_answers: true,
             drains: true,
             torn: 0,
             delayed: 0,
@@ -355,11 +358,13 @@ impl Adapter for ModelAdapter {
         &self.port
     }
 
-    fn is_usable(&self) -> Result<(), String> {
+    fn is_usable(&self) -> Result<(), Unusable> {
         match self.model.lock().ports.get(&self.name) {
-            Some(port) if port.gone => Err("it is gone".to_owned()),
-            Some(port) if !port.up => Err("the port is down".to_owned()),
-            Some(port) if port.gid != self.port.gid => Err("the GID has changed".to_owned()),
+            Some(port) if port.gone => Err(Unusable::Gone("it is gone".to_owned())),
+            Some(port) if !port.up => Err(Unusable::Down("the port is down".to_owned())),
+            Some(port) if port.gid != self.port.gid => {
+                Err(Unusable::Changed("the GID has changed".to_owned()))
+            }
             _ => Ok(()),
         }
     }
@@ -442,7 +447,9 @@ impl Adapter for ModelAdapter {
         let queue = self.make(wish)?;
         prepare(&*queue).map_err(|e| refused("posting receives", e))?;
         let mut state = self.model.lock();
+        let answers = state.behaviour.manager_answers;
         let refused = match state.listeners.get_mut(&to.1) {
+            _ if !answers => false,
             Some(listener) if listener.token == token => {
                 listener.calls.push(queue.number);
                 ring_event(&listener.event);

@@ -10,7 +10,7 @@ use super::{
     super::{
         error::{failed, unavailable},
         options::RdmaOptions,
-        verbs::{Fabric, Port},
+        verbs::{Fabric, Port, Unusable},
     },
     abi::NODE_RNIC,
 };
@@ -272,27 +272,44 @@ fn suit(
     Ok((if suits { 0 } else { 3 }, make(gid, interface_ip, why)))
 }
 
-/// Whether a port is still what it was when it was chosen.
-pub(super) fn is_unchanged(sysfs: &Path, port: &Port) -> Result<(), String> {
-    let seen = sysfs.join("class/infiniband").join(&port.device);
-    let seen = seen.join("ports").join(port.port.to_string());
+/// Whether a port is still what it was when it was chosen. `addresses` as for [`choose`].
+pub(super) fn is_unchanged(
+    sysfs: &Path,
+    port: &Port,
+    addresses: &dyn Fn(&str) -> Vec<IpAddr>,
+) -> Result<(), Unusable> {
+    let device = sysfs.join("class/infiniband").join(&port.device);
+    let seen = device.join("ports").join(port.port.to_string());
     let state = text(&seen.join("state"));
     if !state.starts_with('4') {
         return Err(match state.as_str() {
-            "" => format!("device {} is gone", port.device),
-            state => format!("{} port {} is not active ({state})", port.device, port.port),
+            "" => Unusable::Gone(format!("device {} is gone", port.device)),
+            state => Unusable::Down(format!(
+                "{} port {} is not active ({state})",
+                port.device, port.port
+            )),
         });
     }
-    if port.fabric == Fabric::Iwarp {
-        return Ok(());
+    if port.fabric != Fabric::Iwarp {
+        let now = text(&seen.join("gids").join(port.gid_index.to_string()));
+        if !now.parse::<Ipv6Addr>().is_ok_and(|gid| gid.octets() == port.gid) {
+            return Err(Unusable::Changed(format!(
+                "GID {} of {} has changed to {now}",
+                port.gid_index, port.device
+            )));
+        }
     }
-    let now = text(&seen.join("gids").join(port.gid_index.to_string()));
-    match now.parse::<Ipv6Addr>().is_ok_and(|gid| gid.octets() == port.gid) {
-        true => Ok(()),
-        false => Err(format!(
-            "GID {} of {} has changed to {now}",
-            port.gid_index, port.device
-        )),
+    // RoCE's GIDs are addresses, and entries go with them; elsewhere the interface says what rdma_cm can be called by.
+    let has = |ip: IpAddr| {
+        let all = interfaces(&device, &seen);
+        all.iter().any(|interface| addresses(interface).contains(&ip))
+    };
+    match port.ip {
+        Some(ip) if port.fabric != Fabric::Roce && !has(ip) => Err(Unusable::Changed(format!(
+            "{} has no address {ip} any more",
+            port.device
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -496,6 +513,19 @@ mod tests {
         });
         let named = named.unwrap();
         assert_eq!((named.device.as_str(), named.ip), ("siw0", port.ip));
+        // The address is the interface's, and goes with it.
+        let with = |own: &'static str| {
+            is_unchanged(&sysfs.0, &port, &move |interface| match interface {
+                "eth0" => vec![own.parse().unwrap()],
+                _ => vec![],
+            })
+        };
+        assert_eq!(with("10.0.0.1"), Ok(()));
+        assert!(matches!(with("10.0.0.9"), Err(Unusable::Changed(why)) if why.contains("10.0.0.1")));
+        sysfs.write("siw0", "ports/1/state", "1: DOWN");
+        assert!(matches!(with("10.0.0.1"), Err(Unusable::Down(why)) if why.contains("not active")));
+        fs::remove_dir_all(sysfs.0.join("class/infiniband/siw0")).unwrap();
+        assert!(matches!(with("10.0.0.1"), Err(Unusable::Gone(why)) if why.contains("siw0")));
         let port = sysfs.choose(Some("10.0.1.1"), |_| {}).unwrap();
         assert_eq!((port.device.as_str(), port.fabric), ("ib0", Fabric::InfiniBand));
         assert_eq!(port.gid_index, 0);

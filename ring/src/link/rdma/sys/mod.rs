@@ -16,6 +16,7 @@ use super::{
     options::{Manager as Who, RdmaOptions},
     verbs::{
         Adapter, Fabric, Meeting, Memory, Notice, Port, Prepare, Queue, QueueWish, Registered, TOKEN_BYTES,
+        Unusable,
     },
 };
 use crate::link::LinkError;
@@ -161,8 +162,8 @@ impl Adapter for RealAdapter {
         &self.port
     }
 
-    fn is_usable(&self) -> Result<(), String> {
-        choose::is_unchanged(&self.options.sysfs, &self.port)
+    fn is_usable(&self) -> Result<(), Unusable> {
+        choose::is_unchanged(&self.options.sysfs, &self.port, &addresses)
     }
 
     fn mtu(&self) -> u32 {

@@ -71,6 +71,56 @@ fn an_address_that_changes_is_taken_up() {
 }
 
 #[test]
+fn an_rdma_cm_that_does_not_answer_is_gone_around() {
+    let mut ends = Ends::new(
+        Behaviour {
+            manager_answers: false,
+            ..Behaviour::default()
+        },
+        &options(),
+    );
+    bring_up(&mut ends);
+    let mut told = events(&mut ends);
+    told.extend(std::iter::from_fn(|| ends.far.as_mut()?.next_event()));
+    assert!(
+        told.iter().any(|event| matches!(event, LinkEvent::Transport { name: "rdma-not-connected", why } if why.contains("gone around"))),
+        "{told:?}"
+    );
+}
+
+/// Who insists on it, or has no other way, goes on asking.
+fn goes_on_asking(fabric: Fabric, manager: Manager) {
+    let options = RdmaOptions { manager, ..options() };
+    let behaviour = Behaviour {
+        fabric,
+        manager_answers: false,
+        ..Behaviour::default()
+    };
+    let mut ends = Ends::new(behaviour, &options);
+    drive(&mut ends, "given up", |rig| {
+        let far = rig.far().unwrap();
+        assert!(far.poll().unwrap().state < LinkState::WindowsSet);
+        assert!(rig.near().poll().unwrap().state < LinkState::WindowsSet);
+        let told: Vec<_> = std::iter::from_fn(|| rig.near().next_event()).collect();
+        assert!(!format!("{told:?}").contains("gone around"), "{told:?}");
+        // Whichever end is the first to give up.
+        told.iter().any(|event| event.name() == "rdma-not-connected")
+    });
+    ends.model.behave(|b| b.manager_answers = true);
+    bring_up(&mut ends);
+}
+
+#[test]
+fn an_rdma_cm_that_is_insisted_on_is_asked_again() {
+    goes_on_asking(Fabric::Roce, Manager::Only);
+}
+
+#[test]
+fn iwarp_asks_rdma_cm_again() {
+    goes_on_asking(Fabric::Iwarp, Manager::Auto);
+}
+
+#[test]
 fn a_device_that_is_removed_is_looked_for() {
     let mut ends = up(Behaviour::default());
     ends.model.set_gone(1, true);
