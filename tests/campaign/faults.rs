@@ -280,6 +280,9 @@ fn disturb(
 ) -> Result<(), String> {
     let (mut last, mut since) = (0, Instant::now());
     let mut next = Instant::now() + Duration::from_millis(50);
+    // Where a connection takes longer to make than most pauses, trouble alone would keep it from ever being made: mostly it
+    // is waited for, and now and then it is hit while it is made.
+    let (mut patient, mut calm) = (false, 0);
     loop {
         std::thread::sleep(Duration::from_millis(1));
         let received = board.received.load(Ordering::Relaxed);
@@ -291,10 +294,14 @@ fn disturb(
         } else if since.elapsed() > STUCK {
             return Err(format!("no message for {} s after {received}", STUCK.as_secs()));
         }
+        if patient && received < calm + 2 * RING_LINES {
+            next = next.max(Instant::now() + Duration::from_millis(10));
+        }
         if Instant::now() < next {
             continue;
         }
         next = Instant::now() + Duration::from_millis(30 + rng.below(200));
+        (patient, calm) = (rng.below(4) != 0, received);
         if part.dead && rng.below(4) == 0 {
             let direction = &faults[rng.below(2) as usize];
             direction.set_dead(true);

@@ -23,6 +23,10 @@ if [ "$ROLE" = a ]; then
     step hostile
     campaign_holds hostile hostile --rounds 5
     pass
+
+    step faults
+    campaign_holds faults faults --messages 20000 --seed "$SEED"
+    pass
 else
     step count
     campaign_holds count-oneway count --oneway --messages 5000 --ring 64

@@ -49,14 +49,14 @@ pub(crate) fn all() -> Vec<Scenario> {
     let campaigns = [("rdma-campaigns-roce", "rxe"), ("rdma-campaigns-siw", "siw")];
     let campaigns = campaigns.map(|(name, kind)| Scenario {
         name,
-        proves: "more campaigns over the same: hostile peers and strangers, requests counted",
+        proves: "more campaigns over the same: hostile peers and strangers; bad wires, connections cut and memory scribbled on; requests counted",
         script: include_str!("rdma-campaigns.sh"),
-        steps: vec!["a:hostile", "b:count"],
+        steps: vec!["a:hostile", "a:faults", "b:count"],
         ..base(kind)
     });
-    let guests = [("rdma-guests-roce", "rxe")].map(|(name, kind)| Scenario {
+    let guests = [("rdma-guests-roce", "rxe"), ("rdma-guests-siw", "siw")].map(|(name, kind)| Scenario {
         name,
-        proves: "over soft-RoCE between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
+        proves: "over soft-RoCE or siw between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
                  process killed under traffic with every message checked",
         programs: &["campaign", "ntb-ping"],
         debian: WITH_PERFTEST,
@@ -64,5 +64,19 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps: vec!["ping", "b:options", "b:ratio", "kill"],
         ..base(kind)
     });
-    looped.into_iter().chain(campaigns).chain(guests).collect()
+    let troubles = [("rdma-trouble-roce", "rxe"), ("rdma-trouble-siw", "siw")].map(|(name, kind)| Scenario {
+        name,
+        proves: "over soft-RoCE or siw between two guests, under traffic with every message checked: ports go down and up, an \
+                 address changes; each is told, nothing wrong arrives, and traffic flows again",
+        programs: &["campaign"],
+        script: include_str!("rdma-trouble.sh"),
+        steps: vec!["traffic", "port", "address", "end"],
+        ..base(kind)
+    });
+    looped
+        .into_iter()
+        .chain(campaigns)
+        .chain(guests)
+        .chain(troubles)
+        .collect()
 }
