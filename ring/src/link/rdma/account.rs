@@ -82,6 +82,7 @@ pub(super) enum Posted {
 /// Everything about the queue that one poster at a time may touch.
 #[derive(Debug)]
 pub(super) struct Sending {
+    // Fields drop in order: the queue pair, then what its requests read.
     queue: Arc<dyn Queue>,
     mirror: Mirror,
     remote: Remote,

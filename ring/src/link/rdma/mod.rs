@@ -283,7 +283,9 @@ impl RdmaLink {
         self.joining = None;
         self.inbox.detach();
         if let Some(connected) = self.connected.take() {
-            connected.wire.end();
+            let last = connected.wire.end();
+            drop(connected);
+            drop(last);
         }
         self.meeting.again();
         if was_set {

@@ -69,10 +69,12 @@ impl Wire {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Ends the connection for everybody: engines that are left send nothing.
-    pub(super) fn end(&self) {
+    /// Ends the connection for everybody: engines that are left send nothing. What is returned is to be dropped last of all
+    /// that has the queue pair: the memory that requests read from stays registered until there is none.
+    #[must_use]
+    pub(super) fn end(&self) -> Option<Sending> {
         self.ended.store(true, Ordering::Relaxed);
-        drop(self.lock().take());
+        self.lock().take()
     }
 
     /// Posts runs of lines of the peer's window, in order.

@@ -104,7 +104,7 @@ pub(crate) struct Counts {
     pub(crate) torn: u64,
     /// Messages that found no receive: a bug of the program.
     pub(crate) unready: u64,
-    /// Requests that named memory they may not.
+    /// Requests that named memory they may not, and memory given up while requests still named it.
     pub(crate) violations: u64,
 }
 
@@ -285,6 +285,9 @@ impl Registered for ModelRegistered {
 impl Drop for ModelRegistered {
     fn drop(&mut self) {
         let mut state = self.model.lock();
+        if state.pairs.values().any(|pair| pair.names(self.key)) {
+            state.counts.violations += 1;
+        }
         state.registered.remove(&self.key);
         state.pinned -= self.memory.bytes();
     }

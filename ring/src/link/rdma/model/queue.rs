@@ -74,6 +74,13 @@ impl Pair {
         }
     }
 
+    /// Whether a request that waits, or a receive, names memory of this side by that key.
+    pub(super) fn names(&self, key: u32) -> bool {
+        let mut waiting = self.waiting.iter();
+        waiting.any(|(request, data)| data.is_none() && request.data.lkey == key)
+            || self.receives.iter().any(|(_, buffer)| buffer.lkey == key)
+    }
+
     fn receive(&mut self, received: Received) {
         self.received.push_back(received);
         if self.armed {

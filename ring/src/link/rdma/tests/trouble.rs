@@ -9,6 +9,7 @@ use crate::{
         Link, LinkEvent, LinkState,
         auth::Secret,
         conformance::{WATCHDOG, drive},
+        engine::StoreEngine as _,
         rdma::{
             Manager, RdmaLink, RdmaOptions,
             model::{Behaviour, Model},
@@ -145,6 +146,19 @@ fn a_path_that_dies_silently_is_told_by_the_retries() {
         "{told:?}"
     );
     bring_up(&mut ends);
+}
+
+#[test]
+fn memory_stays_registered_as_long_as_a_request_may_read_it() {
+    let mut ends = up(Behaviour::default());
+    ends.model.behave(|b| b.delayed = 1_000_000); // nothing more is carried out
+    let mut engine = ends.near.outbound().unwrap();
+    engine.put_bytes(0, &[7; 1024]);
+    engine.flush();
+    ends.model.set_port(1, false);
+    until_down(&mut ends);
+    drop(engine);
+    assert_eq!(ends.model.counts().violations, 0);
 }
 
 #[test]
