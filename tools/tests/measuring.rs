@@ -34,6 +34,15 @@ fn without_arguments_it_measures_a_hundred_thousand_round_trips() {
 }
 
 #[test]
+fn the_automatic_choice_named_by_the_user_is_the_one_without_arguments() {
+    let v = object(&run(&["auto", "--json", "--count", "500"]));
+    sound(&v, 500);
+    assert_eq!(v["link"]["kind"], "soft", "{v}");
+    let why = v["link"]["reason"].as_str().unwrap();
+    assert!(why.contains("no bridge") && why.contains("RDMA"), "{why}");
+}
+
+#[test]
 fn warming_up_is_told_as_it_was() {
     for (asked, cut) in [("100", false), ("1000000000", true)] {
         let v = object(&run(&["--json", "--count", "10", "--warmup", asked]));

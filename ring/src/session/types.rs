@@ -110,8 +110,8 @@ impl SessionState {
     /// The step that is missing for the link to run, in words.
     pub fn missing(self) -> &'static str {
         match self {
-            Self::CableDown => "no link: nothing answers at the other end",
-            Self::CableUp => "no peer: the link is up but no program speaks at the other end",
+            Self::CableDown => "link: nothing answers at the other end",
+            Self::CableUp => "peer: the link is up but no program speaks at the other end",
             Self::PeerSeen => "windows: the peer speaks but its memory is not mapped yet",
             Self::WindowsSet {
                 transmit: false,

@@ -40,7 +40,7 @@ pub fn diagnose(signs: &Signs) -> Failure {
             return Failure::new(
                 Exit::LinkLost,
                 "stalled-peer-process",
-                format!("{head}; stopped: peer process ({})", signs.state.missing()),
+                format!("{head}; stopped: peer process (missing {})", signs.state.missing()),
             );
         }
         SessionState::Refused => {
@@ -54,7 +54,7 @@ pub fn diagnose(signs: &Signs) -> Failure {
             return Failure::new(
                 Exit::LinkLost,
                 "stalled-link",
-                format!("{head}; stopped: link ({})", state.missing()),
+                format!("{head}; stopped: link (missing {})", state.missing()),
             );
         }
     }

@@ -84,13 +84,13 @@ impl Site {
     #[allow(clippy::print_stdout, reason = "says what was chosen before it measures")]
     pub(super) fn open(args: &RunArgs, clock: Clock, interrupt: &Interrupt) -> Result<Self, Failure> {
         let allowed = topology::allowed();
-        let own_peer = args.address.is_none();
+        let own_peer = matches!(args.address, None | Some(Address::Auto(None)));
         let emulation = match args.emulate {
             Some(family) => Some(Emulation::start(family, args.engine, random())?),
             None => None,
         };
         // Where the far end is elsewhere, nothing is known of its processors.
-        let near = matches!(args.address, None | Some(Address::Soft(_) | Address::Emulated(_)));
+        let near = own_peer || matches!(args.address, Some(Address::Soft(_) | Address::Emulated(_)));
         let cpus = choose(args.cpu, own_peer, near, &allowed)?;
         let needed = (2 * (args.size.div_ceil(64) + 1)).next_power_of_two();
         let lines = needed.max(MIN_LINES);
