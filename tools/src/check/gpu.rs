@@ -46,7 +46,7 @@ pub fn items(machine: &Machine, bridges: &[Device]) -> Vec<Item> {
         return Vec::new();
     }
     let mut items = vec![driver(machine), permission(machine), ways(machine)];
-    items.extend(relaxed_ordering(machine));
+    items.extend(relaxed_ordering(machine, &gpus));
     items.push(translation(machine));
     let above = Above::of(machine);
     for gpu in &gpus {
@@ -191,22 +191,71 @@ fn translation(machine: &Machine) -> Item {
     Item::pass(ITEM, "an IOMMU is on, and the driver maps apertures in it")
 }
 
-fn relaxed_ordering(machine: &Machine) -> Option<Item> {
+/// Whether writes may overtake each other on their way out: the driver has to ask for it, and the device's own control to let it.
+fn relaxed_ordering(machine: &Machine, gpus: &[Device]) -> Option<Item> {
     const ITEM: &str = "gpu-relaxed-ordering";
     let params = machine.text(PARAMS)?;
     let value = params
         .lines()
         .find_map(|l| l.strip_prefix("EnablePCIERelaxedOrderingMode:"))?;
-    Some(match value.trim() {
-        "0" => Item::pass(ITEM, "the driver keeps writes in order"),
-        other => Item::warning(
+    let other = match value.trim() {
+        "0" => return Some(Item::pass(ITEM, "the driver keeps writes in order")),
+        other => other,
+    };
+    let allows =
+        |gpu: &&Device| device_control(gpu, &mut |_, _| {}).is_none_or(|word| word & RELAXED_ORDERING != 0);
+    let allowed: Vec<String> = gpus
+        .iter()
+        .filter(allows)
+        .map(|gpu| gpu.address().to_string())
+        .collect();
+    if allowed.is_empty() {
+        return Some(Item::pass(
             ITEM,
-            "gpu-relaxed-ordering",
-            format!("the driver runs with EnablePCIERelaxedOrderingMode={other}"),
-            "a mark may overtake the bytes that it vouches for; the check in every message catches that, at the price of looks in vain",
-            "remove NVreg_EnablePCIERelaxedOrderingMode from the module's options and load it anew",
+            format!(
+                "the driver runs with EnablePCIERelaxedOrderingMode={other}, and every GPU's device control forbids it"
+            ),
+        ));
+    }
+    Some(Item::warning(
+        ITEM,
+        "gpu-relaxed-ordering",
+        format!(
+            "the driver runs with EnablePCIERelaxedOrderingMode={other}, and nothing in the device control of {} is seen to forbid it",
+            allowed.join(", ")
         ),
-    })
+        "a mark may overtake the bytes that it vouches for; the check in every message catches that, at the price of looks in vain",
+        "remove NVreg_EnablePCIERelaxedOrderingMode from the module's options and load it anew, or take the device's leave with \
+         'setpci -s GPU CAP_EXP+8.w=0:10'",
+    ))
+}
+
+/// `Enable Relaxed Ordering` of the Device Control register.
+const RELAXED_ORDERING: u16 = 0x10;
+
+/// A device's Device Control register; `None` where it cannot be read. `seen` is told what was read.
+fn device_control(device: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<u16> {
+    const FIRST: u32 = 0x34;
+    const PCI_EXPRESS: u8 = 0x10;
+    let [first] = device.config_bytes::<1>(FIRST)?;
+    seen(FIRST, &[first]);
+    let mut at = u32::from(first & !3);
+    // As many as fit.
+    for _ in 0..48 {
+        if at < 0x40 {
+            return None;
+        }
+        let header = device.config_bytes::<2>(at)?;
+        seen(at, &header);
+        let [id, next] = header;
+        if id == PCI_EXPRESS {
+            let control = device.config_bytes::<2>(at + 8)?;
+            seen(at + 8, &control);
+            return Some(u16::from_le_bytes(control));
+        }
+        at = u32::from(next & !3);
+    }
+    None
 }
 
 fn window(gpu: &Device) -> Item {
@@ -231,12 +280,17 @@ fn window(gpu: &Device) -> Item {
     )
 }
 
-/// Parts of a port's configuration space: offset and bytes.
+/// Parts of a configuration space: offset and bytes.
 type Parts = Vec<(u32, Vec<u8>)>;
 
-/// All ports, with the parts of their configuration space that are looked at here.
-pub fn ports(machine: &Machine) -> Vec<(Device, Parts)> {
+/// All ports and GPUs, with the parts of their configuration space that are looked at here.
+pub fn looked_at(machine: &Machine) -> Vec<(Device, Parts)> {
     let is_port = |d: &Device| d.identity().is_some_and(|i| i.class >> 8 == 0x0604);
+    let gpus = gpus(machine).into_iter().map(|device| {
+        let mut parts: Parts = Vec::new();
+        device_control(&device, &mut |at, bytes| parts.push((at, bytes.to_vec())));
+        (device, parts)
+    });
     let ports = machine.functions().into_iter().filter(is_port);
     ports
         .map(|device| {
@@ -247,6 +301,7 @@ pub fn ports(machine: &Machine) -> Vec<(Device, Parts)> {
             acs_control(&device, &mut |at, bytes| parts.push((at, bytes.to_vec())));
             (device, parts)
         })
+        .chain(gpus)
         .collect()
 }
 
@@ -664,6 +719,27 @@ mod tests {
             named(&items, "gpu-relaxed-ordering").name,
             Some("gpu-relaxed-ordering")
         );
+        // The device's own control has the last word.
+        for (control, state) in [(0x10u16, State::Warning), (0, State::Pass)] {
+            let mut config = vec![0u8; 4096];
+            config[0x34] = 0x60;
+            config[0x60..0x62].copy_from_slice(&[0x01, 0x78]); // another capability first
+            config[0x78..0x7a].copy_from_slice(&[0x10, 0]);
+            config[0x80..0x82].copy_from_slice(&control.to_le_bytes());
+            tree.file("/sys/bus/pci/devices/0000:01:00.0/config", config);
+            assert_eq!(
+                named(&tree.items("0000:81:00.0"), "gpu-relaxed-ordering").state,
+                state,
+                "{control:#x}"
+            );
+            // What was looked at is enough for whoever looks at the record.
+            let machine = Machine::at(&tree.0);
+            let (_, parts) = looked_at(&machine)
+                .into_iter()
+                .find(|(device, _)| device.address().to_string() == "0000:01:00.0")
+                .unwrap();
+            assert_eq!(parts.last(), Some(&(0x80, control.to_le_bytes().to_vec())));
+        }
         assert_eq!(named(&items, "gpu-peer-mapping").name, Some("gpu-not-permitted"));
         assert_eq!(named(&items, "gpu-bar1").name, Some("gpu-small-bar1"));
         tree.file(

@@ -124,7 +124,7 @@ pub fn describe(machine: &Machine) -> Description {
     d
 }
 
-/// GPUs, and the ports between them and everything else: buses and access control.
+/// GPUs, and the ports between them and everything else: device control, buses and access control.
 fn gpus(d: &mut Description, machine: &Machine) {
     let gpus = gpu::gpus(machine);
     if gpus.is_empty() {
@@ -145,7 +145,7 @@ fn gpus(d: &mut Description, machine: &Machine) {
                 .insert(format!("{dir}/iommu_group"), format!("../iommu_group/{name}"));
         }
     }
-    for (device, parts) in gpu::ports(machine) {
+    for (device, parts) in gpu::looked_at(machine) {
         let parts = parts.into_iter().map(|(at, bytes)| (at.into(), to_hex(&bytes)));
         d.bytes
             .insert(format!("{}/config", directory(&device)), parts.collect());

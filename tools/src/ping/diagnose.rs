@@ -40,7 +40,10 @@ pub fn diagnose(signs: &Signs) -> Failure {
             return Failure::new(
                 Exit::LinkLost,
                 "stalled-peer-process",
-                format!("{head}; stopped: peer process (missing {})", signs.state.missing()),
+                format!(
+                    "{head}; stopped: peer process (missing {})",
+                    signs.state.missing()
+                ),
             );
         }
         SessionState::Refused => {
