@@ -6,7 +6,7 @@
 
 use std::{
     error::Error,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use ntb::{
@@ -100,7 +100,10 @@ impl Method {
 
 /// The apertures of the joined windows, one behind the other, for one life of the link.
 ///
-/// Dropping it revokes them: engines that are left store into private memory, or nowhere.
+/// Dropping it revokes them: engines that are left store into private memory, or nowhere. Where a device of this side has been
+/// given a part, that comes when the device has let go of it: its own mapping does not follow the process's, and is taken back
+/// while both still mean the same. Until then late stores go on into an aperture whose far window its owner has closed, or
+/// reopens for marks of another tag.
 #[derive(Debug)]
 pub(super) struct Outbound {
     method: Method,
@@ -132,6 +135,41 @@ struct Mapped {
     segments: Vec<(u64, u64, *mut u64)>,
     pieces: Vec<Piece>,
     pages: Arc<dyn Populate>,
+    used: Mutex<Used>,
+}
+
+/// Who still needs the mappings.
+#[derive(Debug, Default)]
+struct Used {
+    /// Parts that devices have.
+    lent: usize,
+    /// The life is over.
+    ended: bool,
+    revoked: bool,
+}
+
+/// A part that a device has been given; the mappings are not revoked before it is dropped.
+#[derive(Debug)]
+struct Lent(Arc<Mapped>);
+
+impl Lent {
+    /// `None` when the life is over.
+    fn new(mapped: &Arc<Mapped>) -> Option<Self> {
+        let mut used = mapped.used();
+        if used.ended {
+            return None;
+        }
+        used.lent += 1;
+        Some(Self(Arc::clone(mapped)))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut used = self.0.used();
+        used.lent -= 1;
+        self.0.revoke_unless(&mut used);
+    }
 }
 
 /// Where a range is mapped for DMA for a moment, which puts its pages into the page tables of the process: VFIO maps BARs
@@ -249,11 +287,9 @@ impl Drop for Outbound {
         match &self.reach {
             Reach::Trapped(gate) => drop(gate.lock().unwrap_or_else(PoisonError::into_inner).take()),
             Reach::Mapped(mapped) => {
-                for piece in &mapped.pieces {
-                    // Where the kernel refuses (too many mappings), late stores go on into an aperture whose far window
-                    // its owner has closed, or reopens for marks of another tag.
-                    let _ = piece.aperture.revoke();
-                }
+                let mut used = mapped.used();
+                used.ended = true;
+                mapped.revoke_unless(&mut used);
             }
         }
     }
@@ -284,7 +320,24 @@ impl Mapped {
             segments,
             pieces,
             pages,
+            used: Mutex::default(),
         })
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Revokes the mappings, unless the life goes on or a device has a part.
+    fn revoke_unless(&self, used: &mut Used) {
+        if !used.ended || used.lent > 0 || used.revoked {
+            return;
+        }
+        used.revoked = true;
+        for piece in &self.pieces {
+            // Where the kernel refuses (too many mappings), late stores go on as if a device had it.
+            let _ = piece.aperture.revoke();
+        }
     }
 
     #[inline(always)]
@@ -362,12 +415,8 @@ impl<S: Fn(*mut u64, &Line) + Send> StoreEngine for Stores<S> {
         let bytes = lines * LINE_BYTES as u64;
         let address = address.wrapping_add(at as usize * LINE_WORDS).cast();
         let pages = Arc::clone(&self.mapped.pages);
-        Some(Direct::new(
-            address,
-            bytes,
-            Some(pages),
-            Arc::clone(&self.mapped) as _,
-        ))
+        let lent = Lent::new(&self.mapped)?;
+        Some(Direct::new(address, bytes, Some(pages), Arc::new(lent)))
     }
 }
 
@@ -488,6 +537,37 @@ mod tests {
         }
     }
 
+    #[test]
+    fn mappings_are_revoked_after_the_last_device_has_let_go_and_none_gets_them_later() {
+        let outbound = || {
+            let mapped = Arc::new(Mapped {
+                segments: vec![(0, 64, std::ptr::null_mut())],
+                pieces: Vec::new(),
+                pages: Arc::new(Nothing),
+                used: Mutex::default(),
+            });
+            let reach = Reach::Mapped(Arc::clone(&mapped));
+            let (method, lines) = (Method::WriteBack, 64);
+            (Outbound { method, reach, lines }, mapped)
+        };
+        let (alone, mapped) = outbound();
+        drop(alone.engine().direct(0, 1).unwrap());
+        assert!(!mapped.used().revoked, "the life goes on");
+        drop(alone);
+        assert!(mapped.used().revoked, "at once");
+
+        let (lending, mapped) = outbound();
+        let engine = lending.engine();
+        let device = engine.direct(0, 64).unwrap();
+        let same = device.clone();
+        drop(lending);
+        assert!(engine.direct(0, 64).is_none(), "too late for another");
+        drop(device);
+        assert!(!mapped.used().revoked, "a device has it still");
+        drop(same);
+        assert!(mapped.used().revoked);
+    }
+
     /// Plain memory in the place of two apertures, the second one twice as long.
     #[test]
     fn every_method_stores_whole_lines_where_they_belong() {
@@ -513,6 +593,7 @@ mod tests {
                     segments: vec![(0, 64, first.as_ptr()), (64, 128, second.as_ptr())],
                     pieces: Vec::new(),
                     pages: Arc::new(Nothing),
+                    used: Mutex::default(),
                 })),
                 lines: 192,
             };
