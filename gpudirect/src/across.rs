@@ -17,7 +17,7 @@ use ntb::{
 use ntb_mem::{export::Exportable, line::LINE_BYTES};
 use ntb_ring::{
     address::Address,
-    channel::{ConnectError, Connection, Options as LinkOptions, Receiver, Sender},
+    channel::{ConnectError, Connection, Options as LinkOptions, Receiver, SendFailure, Sender},
     link::{
         Link, LinkError,
         ntb::{NtbLink, NtbOptions},
@@ -40,6 +40,8 @@ use crate::{
 const CHANNEL: &str = "gpu-trial";
 /// Longest wait for the peer at each step.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Time for which room is waited for before the far end is listened to.
+const ASK: Duration = Duration::from_millis(50);
 /// Longest ring at the receiving end, in lines: room for the largest message.
 const LONGEST_RING: u64 = 1 << 18;
 /// Bytes of different messages that are prepared: they come again and again.
@@ -197,6 +199,23 @@ fn say(tx: &mut Sender, what: u32, bytes: &[u8]) -> Result<u64, GpuError> {
     sent.map_err(|e| GpuError::new(e.name(), 5, e.to_string()))
 }
 
+/// As [`say`], for as long as `goes_on` while there is no room.
+fn say_while(
+    tx: &mut Sender,
+    what: u32,
+    bytes: &[u8],
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<(), GpuError> {
+    let begin = Instant::now();
+    loop {
+        match tx.send_typed(what, bytes, ASK) {
+            Ok(_) => return Ok(()),
+            Err(SendFailure::TimedOut { .. }) if begin.elapsed() < PATIENCE && goes_on() => {}
+            Err(e) => return Err(GpuError::new(e.name(), 5, e.to_string())),
+        }
+    }
+}
+
 fn hear(rx: &mut Receiver, patience: Duration) -> Result<(u32, Vec<u8>), GpuError> {
     let mut buf = vec![0; 16 << 10];
     let got = rx.recv(&mut buf, patience).map_err(|e| {
@@ -240,7 +259,11 @@ pub fn receive_over(
     let far = gpu.map_or(End::Host, |_| End::Gpu).name();
     let last = match &result {
         Ok(way) => say(&mut tx, RECEIVED, format!("{far}\n{way}").as_bytes()),
-        Err(e) => say(&mut tx, WRONG, e.what.as_bytes()),
+        Err(e) => say(
+            &mut tx,
+            WRONG,
+            format!("{}\n{}\n{}", e.name, e.exit, e.what).as_bytes(),
+        ),
     };
     if let Ok(seq) = last {
         let _ = tx.wait_consumed(seq, PATIENCE); // or the sender has gone, having heard
@@ -350,7 +373,7 @@ pub fn send_over(link: Box<dyn Link>, gpu: Option<&Arc<dyn Gpu>>, trial: Trial) 
     let ring = (lines * 4).max(256).next_power_of_two().min(LONGEST_RING);
     let connection = connection(link)?;
     let ends = connection.channel(CHANNEL, spec(ring));
-    let (mut tx, mut rx) = ends.map_err(|e| failed(&e))?;
+    let (mut tx, rx) = ends.map_err(|e| failed(&e))?;
     tx.wait_connected(PATIENCE)
         .map_err(|e| GpuError::new("gpu-trial-no-peer", 4, e.to_string()))?;
     let largest = tx.lend().map_or(ring, |lent| lent.lane.ring_lines);
@@ -373,13 +396,16 @@ pub fn send_over(link: Box<dyn Link>, gpu: Option<&Arc<dyn Gpu>>, trial: Trial) 
     say(&mut tx, PLAN, &plan)?;
     let mut sending = Sending::new(tx, gpu, size, proof)?;
     let own = sending.announcement()?;
-    sending.pattern()?;
-    answer(&mut rx, PROVEN)?;
+    let mut far_end = FarEnd { rx, said: None };
+    let sent = sending.pattern(&mut || far_end.is_well());
+    far_end.or_its_reason(sent)?;
+    far_end.answer(PROVEN)?;
     let (begin, mut n) = (Instant::now(), 0);
     while n < messages {
-        n += sending.some(messages - n)?;
+        let sent = sending.some(messages - n, &mut || far_end.is_well());
+        n += far_end.or_its_reason(sent)?;
     }
-    let said = answer(&mut rx, RECEIVED)?;
+    let said = far_end.answer(RECEIVED)?;
     let elapsed = begin.elapsed();
     let (there, theirs) = said.split_once('\n').unwrap_or((&said, ""));
     match far {
@@ -399,23 +425,73 @@ pub fn send_over(link: Box<dyn Link>, gpu: Option<&Arc<dyn Gpu>>, trial: Trial) 
     }
 }
 
-fn answer(rx: &mut Receiver, wanted: u32) -> Result<String, GpuError> {
-    let (what, bytes) = hear(rx, PATIENCE.saturating_mul(4))?;
-    let text = String::from_utf8_lossy(&bytes).into_owned();
-    match what {
-        _ if what == wanted => Ok(text),
-        WRONG => Err(failed(format_args!("the far end says: {text}"))),
-        _ => Err(failed(
-            "the far end says nothing that makes sense: it is of another version",
-        )),
+/// The far end, as the sender hears it.
+struct FarEnd {
+    rx: Receiver,
+    /// What it has said and nobody has asked for yet.
+    said: Option<(u32, Vec<u8>)>,
+}
+
+impl FarEnd {
+    /// Whether it has not said that it failed: it takes nothing more then, and waiting for room would be for nothing.
+    fn is_well(&mut self) -> bool {
+        if self.said.is_none() {
+            self.said = hear(&mut self.rx, Duration::ZERO).ok();
+        }
+        !matches!(self.said, Some((WRONG, _)))
+    }
+
+    /// What was sent, or why not: in the far end's words where it has some.
+    fn or_its_reason<T>(&mut self, sent: Result<T, GpuError>) -> Result<T, GpuError> {
+        match (sent, self.is_well()) {
+            (Err(own), true) => Err(own),
+            (Ok(sent), true) => Ok(sent),
+            (_, false) => self.answer(RECEIVED).and_then(|_| Err(nonsense())),
+        }
+    }
+
+    fn answer(&mut self, wanted: u32) -> Result<String, GpuError> {
+        let (what, bytes) = match self.said.take() {
+            Some(said) => said,
+            None => hear(&mut self.rx, PATIENCE.saturating_mul(4))?,
+        };
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        match what {
+            _ if what == wanted => Ok(text),
+            WRONG => Err(far_failure(&text)),
+            _ => Err(nonsense()),
+        }
+    }
+}
+
+fn nonsense() -> GpuError {
+    failed("the far end says nothing that makes sense: it is of another version")
+}
+
+/// The far end's error, by its name and exit class where they can be ones.
+fn far_failure(text: &str) -> GpuError {
+    let mut parts = text.splitn(3, '\n');
+    let (name, exit, what) = (parts.next(), parts.next(), parts.next());
+    let exit = exit.and_then(|exit| exit.parse().ok());
+    let is_name = |name: &&str| {
+        (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    match (name.filter(is_name), exit, what) {
+        (Some(name), Some(exit @ 1..=7), Some(what)) => GpuError::new(
+            // Names are for good. This one is short, and a trial ends with it.
+            Box::leak(name.to_owned().into_boxed_str()),
+            exit,
+            format!("the far end says: {what}"),
+        ),
+        _ => failed(format_args!("the far end says: {text}")),
     }
 }
 
 /// A sending end, whichever it is, with all that it sends.
 enum Sending {
-    Host(Sender, Vec<Vec<u8>>, u64),
+    Host(Box<Sender>, Vec<Vec<u8>>, u64),
     Gpu {
-        tx: GpuTx,
+        tx: Box<GpuTx>,
         batch: Arc<GpuMemory>,
         pattern: Arc<GpuMemory>,
         size: u32,
@@ -428,7 +504,7 @@ impl Sending {
     fn new(tx: Sender, gpu: Option<&Arc<dyn Gpu>>, size: u32, proof: u64) -> Result<Self, GpuError> {
         let contents = || (0..different(size)).map(|n| content(n, size.into()));
         let Some(gpu) = gpu else {
-            return Ok(Self::Host(tx, contents().collect(), proof));
+            return Ok(Self::Host(Box::new(tx), contents().collect(), proof));
         };
         let stride = u64::from(size).next_multiple_of(8);
         let batch = GpuMemory::allocate(gpu, stride * different(size))?;
@@ -439,7 +515,7 @@ impl Sending {
         pattern.write(0, &content(u64::MAX, proof))?;
         let channel = GpuChannel::new(gpu, Options::default(), None);
         Ok(Self::Gpu {
-            tx: GpuTx::new(&channel, tx),
+            tx: Box::new(GpuTx::new(&channel, tx)),
             batch,
             pattern,
             size,
@@ -455,9 +531,9 @@ impl Sending {
         }
     }
 
-    fn pattern(&mut self) -> Result<(), GpuError> {
+    fn pattern(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), GpuError> {
         match self {
-            Self::Host(tx, _, proof) => say(tx, PATTERN, &content(u64::MAX, *proof)).map(drop),
+            Self::Host(tx, _, proof) => say_while(tx, PATTERN, &content(u64::MAX, *proof), goes_on),
             Self::Gpu {
                 tx, pattern, proof, ..
             } => {
@@ -468,18 +544,18 @@ impl Sending {
                     count: 1,
                     message_type: PATTERN,
                 };
-                tx.send(out, PATIENCE).map(drop)
+                tx.send_while(out, PATIENCE, goes_on).map(drop)
             }
         }
     }
 
     /// Sends up to `most` messages from where it is in the batch. Returns how many.
-    fn some(&mut self, most: u64) -> Result<u64, GpuError> {
+    fn some(&mut self, most: u64, goes_on: &mut dyn FnMut() -> bool) -> Result<u64, GpuError> {
         match self {
             Self::Host(tx, batch, _) => {
                 let mut sent = 0;
                 for bytes in batch.iter().take(most as usize) {
-                    say(tx, DATA, bytes)?;
+                    say_while(tx, DATA, bytes, goes_on)?;
                     sent += 1;
                 }
                 Ok(sent)
@@ -501,7 +577,7 @@ impl Sending {
                     message_type: DATA,
                 };
                 *next = (*next + count) % different(*size);
-                tx.send(out, PATIENCE)
+                tx.send_while(out, PATIENCE, goes_on)
             }
         }
     }

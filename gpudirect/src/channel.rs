@@ -19,7 +19,7 @@
 //! watchdog looks at every kernel: one that neither ends nor gets on for [`Options::patience`] is given up, with the reason.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -41,6 +41,7 @@ use crate::{
     ends::{BUDGET, GpuReceiver, GpuSender, Outgoing, Reached, Watch},
     kernels::{Record, Status},
     memory::{Exposed, GpuMemory, Way},
+    pace::Pace,
     seam::Gpu,
     stage::Stage,
 };
@@ -54,10 +55,11 @@ pub const BOTH_WAYS: &str = "two GPUs store into each other's memory: NVIDIA's d
 pub struct Options {
     /// Two GPUs may store into each other's memory: an experiment, see [`BOTH_WAYS`].
     pub both_ways: bool,
-    /// Looks that a kernel takes before it ends with nothing done: a fraction of a second by default. The next one goes on
-    /// where it was.
+    /// Most looks that a kernel takes before it ends with nothing done; fewer where they would take longer than a fraction of
+    /// a second, as measured. The next one goes on where it was.
     pub budget: u64,
-    /// Longest time for which a kernel may neither end nor get on. It must be longer than a budget takes.
+    /// Time for which a kernel may neither end nor get on; longer where it has more to do than a machine so slow, as
+    /// measured, does in that time.
     pub patience: Duration,
 }
 
@@ -80,6 +82,8 @@ pub struct GpuChannel {
     /// What is registered for the present life, while an end uses it: both ends reach the same pages, and the driver takes
     /// them once.
     reach: Mutex<Weak<Reach>>,
+    /// What was measured for the first life.
+    pace: OnceLock<Pace>,
 }
 
 /// How a GPU reaches the memory of one life of a channel.
@@ -103,7 +107,16 @@ impl GpuChannel {
             options,
             exported: exported.map(Arc::clone),
             reach: Mutex::new(Weak::new()),
+            pace: OnceLock::new(),
         })
+    }
+
+    fn pace(&self) -> Result<Pace, GpuError> {
+        if let Some(pace) = self.pace.get() {
+            return Ok(*pace);
+        }
+        let pace = Pace::measure(&self.gpu, self.options.budget, self.options.patience)?;
+        Ok(*self.pace.get_or_init(|| pace))
     }
 
     fn reach(&self, lent: &LentLane) -> Result<Arc<Reach>, GpuError> {
@@ -222,6 +235,7 @@ pub struct GpuTx {
 #[derive(Debug)]
 struct TxLife {
     way: TxWay,
+    pace: Pace,
     reach: Arc<Reach>,
     /// This side's control page: the peer's credits arrive there.
     control: View,
@@ -256,17 +270,27 @@ impl GpuTx {
     /// An error named as a [`ntb_ring::session::CloseReason`] says that the life of the channel has ended; the next call belongs
     /// to the next one.
     pub fn send(&mut self, out: Outgoing<'_>, timeout: Duration) -> Result<u64, GpuError> {
+        self.send_while(out, timeout, &mut || true)
+    }
+
+    /// As [`GpuTx::send`], for as long as `goes_on`, which is asked again and again while there is no room.
+    pub(crate) fn send_while(
+        &mut self,
+        out: Outgoing<'_>,
+        timeout: Duration,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<u64, GpuError> {
         if let Some(e) = &self.stalled {
             return Err(e.clone());
         }
         let (begin, mut rest, stride) = (Instant::now(), out, u64::from(out.size).next_multiple_of(8));
         loop {
-            let (sent, status) = self.kernel(rest)?;
+            let (sent, status) = self.kernel(rest, goes_on)?;
             rest.count -= (sent as u32).min(rest.count);
             rest.offset += sent * stride;
             match status {
                 Status::Done if rest.count == 0 => return Ok(out.count.into()),
-                Status::Done | Status::Budget if begin.elapsed() < timeout => {}
+                Status::Done | Status::Budget if begin.elapsed() < timeout && goes_on() => {}
                 Status::Done => return Err(Status::Budget.check().err().unwrap_or_else(unknown_end)),
                 other => other.check()?,
             }
@@ -320,23 +344,31 @@ impl GpuTx {
         };
         Ok(TxLife {
             way,
+            pace: self.channel.pace()?,
             control: lent.own.clone(),
             reach,
         })
     }
 
     /// Runs one kernel: how many messages went, and how it ended.
-    fn kernel(&mut self, out: Outgoing<'_>) -> Result<(u64, Status), GpuError> {
-        let Options { budget, patience, .. } = self.channel.options;
+    fn kernel(
+        &mut self,
+        out: Outgoing<'_>,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(u64, Status), GpuError> {
+        let patience = self.channel.options.patience;
         self.life()?;
         let Self { life, sender, .. } = self;
         let Some(life) = life else {
             return Err(unknown_end());
         };
+        let budget = life.pace.budget();
+        let allowed = life.pace.allowed(u64::from(out.size) * u64::from(out.count));
+        let begin = Instant::now();
         let end = match &mut life.way {
             TxWay::Direct(end) => end,
             TxWay::Staged(stage, _) => {
-                let ended = stage.send(sender, out, budget, patience);
+                let ended = stage.send(sender, out, budget, [patience, allowed], goes_on);
                 if ended.is_err() {
                     self.life = None; // with what it may still hold of a life that has ended
                 }
@@ -351,14 +383,18 @@ impl GpuTx {
         let credit = CREDIT as usize * LINE_WORDS;
         let mut watch = Watch {
             progress: &mut || control.load(credit, std::sync::atomic::Ordering::Acquire),
-            patience,
+            patience: allowed,
             slice: Watch::SLICE,
         };
         let ended = end.start(out, budget).and_then(|s| s.finish_watched(&mut watch));
         let came = end.position();
         match ended {
             Ok(ended) => {
-                sender.device_stopped(came?);
+                let came = came?;
+                sender.device_stopped(came);
+                if ended == (0, Status::Budget) {
+                    life.pace.took(budget, begin.elapsed());
+                }
                 Ok(ended)
             }
             Err(e) if e.name == "gpu-stalled" => {
@@ -398,6 +434,9 @@ pub struct GpuRx {
 #[derive(Debug)]
 struct RxLife {
     end: GpuReceiver,
+    pace: Pace,
+    /// Bytes of the ring.
+    ring: u64,
     reach: Arc<Reach>,
     /// Why kernels do not post the credits themselves.
     by_processor: Option<GpuError>,
@@ -510,6 +549,8 @@ impl GpuRx {
         end.go_on_from(lent.position)?;
         Ok(RxLife {
             end,
+            pace: self.channel.pace()?,
+            ring: lent.lane.ring_lines * LINE_BYTES as u64,
             reach,
             by_processor,
             credited: lent.position.credit,
@@ -518,16 +559,19 @@ impl GpuRx {
     }
 
     fn kernel(&mut self, out: &Arc<GpuMemory>, most: u32) -> Result<(Vec<Record>, Status), GpuError> {
-        let Options { budget, patience, .. } = self.channel.options;
-        self.life()?;
-        self.channel.gpu.flush()?;
+        // Only into the GPU's own memory can what vouches for a message come before the message.
+        if let Reached::Gpu(_) = self.life()?.reach.own {
+            self.channel.gpu.flush()?;
+        }
         let Self { life, receiver, .. } = self;
         let Some(life) = life else {
             return Err(unknown_end());
         };
         // After the end of a life nothing more comes: what is there is there at the first look.
         let ended_before = !receiver.is_current();
-        let budget = if ended_before { 0 } else { budget };
+        let budget = if ended_before { 0 } else { life.pace.budget() };
+        let allowed = life.pace.allowed(out.bytes().min(life.ring));
+        let begin = Instant::now();
         let pump = match receiver.device_starts() {
             Ok(pump) => pump,
             Err(e) => {
@@ -537,7 +581,7 @@ impl GpuRx {
         };
         let mut watch = Watch {
             progress: &mut || pump.as_ref().map_or(0, |pump| u64::from(pump.pump())),
-            patience,
+            patience: allowed,
             slice: Watch::SLICE,
         };
         let ended = life
@@ -548,6 +592,9 @@ impl GpuRx {
         match ended {
             Ok((records, status)) => {
                 let came = came?;
+                if records.is_empty() && status == Status::Budget {
+                    life.pace.took(budget, begin.elapsed());
+                }
                 // What the kernel did not give back the processor does now.
                 let credit = match life.by_processor {
                     Some(_) => life.credited,

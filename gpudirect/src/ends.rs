@@ -110,7 +110,7 @@ impl Reached {
 }
 
 /// Something that a kernel uses.
-type Used = Arc<dyn std::any::Any + Send + Sync>;
+pub(crate) type Used = Arc<dyn std::any::Any + Send + Sync>;
 
 /// Who looks while a kernel runs, and how long it may run without anything to show for it.
 pub(crate) struct Watch<'a> {
@@ -125,11 +125,13 @@ pub(crate) struct Watch<'a> {
 impl Watch<'_> {
     /// Time between two looks when nothing has to be done meanwhile.
     pub(crate) const SLICE: Duration = Duration::from_millis(2);
+    /// Longest time that counts between two looks.
+    const LONGEST: Duration = Duration::from_millis(50);
 }
 
 /// A kernel on its way, and what it uses.
 #[derive(Debug)]
-struct InFlight {
+pub(crate) struct InFlight {
     // Fields drop in order: the kernel's end, then what it uses.
     running: Box<dyn Running>,
     #[expect(dead_code, reason = "held, not used")]
@@ -137,6 +139,11 @@ struct InFlight {
 }
 
 impl InFlight {
+    /// `uses` stays until `running` has ended.
+    pub(crate) fn new(running: Box<dyn Running>, uses: Vec<Used>) -> Self {
+        Self { running, uses }
+    }
+
     fn finish(self) -> Result<(), GpuError> {
         self.finish_watched(&mut Watch {
             progress: &mut || 0,
@@ -147,14 +154,20 @@ impl InFlight {
 
     /// Waits for the kernel's end. One that gets nowhere is left to itself, and all that it uses stays for good: its stores may
     /// yet complete.
-    fn finish_watched(mut self, watch: &mut Watch<'_>) -> Result<(), GpuError> {
-        let (mut seen, mut since) = ((watch.progress)(), Instant::now());
-        while !self.running.wait(watch.slice)? {
-            let now = (watch.progress)();
-            if now != seen {
-                (seen, since) = (now, Instant::now());
+    pub(crate) fn finish_watched(mut self, watch: &mut Watch<'_>) -> Result<(), GpuError> {
+        let (mut seen, mut idle) = ((watch.progress)(), Duration::ZERO);
+        loop {
+            let begin = Instant::now();
+            if self.running.wait(watch.slice)? {
+                return Ok(());
             }
-            if since.elapsed() >= watch.patience {
+            let now = (watch.progress)();
+            // A process that was itself stopped meanwhile has not watched for so long.
+            idle += begin.elapsed().min(Watch::LONGEST);
+            if now != seen {
+                (seen, idle) = (now, Duration::ZERO);
+            }
+            if idle >= watch.patience {
                 #[allow(
                     clippy::mem_forget,
                     reason = "dropping would wait for an end that may never come"
@@ -171,7 +184,6 @@ impl InFlight {
                 ));
             }
         }
-        Ok(())
     }
 }
 

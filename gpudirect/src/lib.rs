@@ -23,6 +23,7 @@ pub mod inbound;
 pub mod kernels;
 pub mod local;
 pub mod memory;
+mod pace;
 pub mod proof;
 pub mod seam;
 mod stage;

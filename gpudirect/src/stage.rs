@@ -1,14 +1,17 @@
 //! Where no kernel can store into the peer's memory: kernels store into a ring in memory of this host, and the processor takes
 //! the messages out and sends them.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use ntb_mem::{
     line::LINE_BYTES,
     region::{Pages, Region, View},
 };
 use ntb_ring::{
-    channel::Sender,
+    channel::{SendFailure, Sender},
     link::engine::{Order, WriteBack},
     queue::{Consumer, Lane, RecvError},
     wire::{mark::LaneKey, page::PAGE_LINES},
@@ -24,6 +27,8 @@ use crate::{
 
 /// Time between two looks for what the kernel has stored.
 const SLICE: Duration = Duration::from_micros(20);
+/// Time for which the peer is waited for before the caller is asked whether to go on.
+const ASK: Duration = Duration::from_millis(50);
 
 /// A ring between a GPU and the processor.
 #[derive(Debug)]
@@ -73,13 +78,15 @@ impl Stage {
     }
 
     /// Runs one kernel, and sends on what it stores: how many messages have gone to the peer, and how it ended. A message that
-    /// the peer has no room for within `patience` is an error.
+    /// the peer has no room for within `patience`, or while `goes_on` holds, is an error; so is a kernel that gets nowhere for
+    /// as long as is `allowed`.
     pub(crate) fn send(
         &mut self,
         sender: &mut Sender,
         out: Outgoing<'_>,
         budget: u64,
-        patience: Duration,
+        [patience, allowed]: [Duration; 2],
+        goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<(u64, Status), GpuError> {
         let Self { end, consumer, buf } = self;
         buf.resize(out.size as usize, 0);
@@ -89,9 +96,18 @@ impl Stage {
                 match consumer.try_recv(buf) {
                     Ok(got) => {
                         let bytes = buf.get(..got.len).unwrap_or(&[]);
-                        match sender.send_typed(got.message_type, bytes, patience) {
-                            Ok(_) => gone += 1,
-                            Err(e) => failed = Some(GpuError::new(e.name(), 5, e.to_string())),
+                        let since = Instant::now();
+                        loop {
+                            match sender.send_typed(got.message_type, bytes, ASK.min(patience)) {
+                                Ok(_) => gone += 1,
+                                Err(SendFailure::TimedOut { .. })
+                                    if since.elapsed() < patience && goes_on() =>
+                                {
+                                    continue;
+                                }
+                                Err(e) => failed = Some(GpuError::new(e.name(), 5, e.to_string())),
+                            }
+                            break;
                         }
                     }
                     Err(RecvError::Empty) => break,
@@ -102,7 +118,7 @@ impl Stage {
         };
         let mut watch = Watch {
             progress: &mut carry,
-            patience: patience.saturating_mul(2),
+            patience: allowed,
             slice: SLICE,
         };
         let (_, status) = end.start(out, budget)?.finish_watched(&mut watch)?;

@@ -135,6 +135,65 @@ fn over_a_link_both_ends_say_how_and_json_has_the_bandwidth() {
     std::fs::remove_dir_all(with).unwrap();
 }
 
+/// A receiver whose GPU goes, before the first message and among them: the sender does not wait for room that nobody gives.
+#[test]
+fn a_far_end_that_fails_ends_the_sender_with_its_reason() {
+    let with = folder("fails", true);
+    for (from, calls) in [("gpu:0", 0), ("host", 0), ("gpu:0", 150)] {
+        let address = format!("soft:ntb-ping-gpu-{}-fails-{from}-{calls}", std::process::id());
+        let own = folder(&format!("far-{from}-{calls}"), true);
+        let gpu = standin_gpu(&own);
+        configure(&own, &format!("lost={calls}"));
+        let far = address.parse().unwrap();
+        let receiving = std::thread::spawn(move || ntb_gpudirect::across::receive(&far, Some(&gpu)));
+        let args = [
+            &address, "--from", from, "--to", "gpu:0", "--size", "48", "--count", "1000000",
+        ];
+        let begin = std::time::Instant::now();
+        let out = ping(&with, "", &args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(5), "{from} {calls}: {said}");
+        assert!(
+            said.contains("gpu-lost") && said.contains("the far end says"),
+            "{from} {calls}: {said}"
+        );
+        // The trial's own patience is a minute.
+        assert!(
+            begin.elapsed().as_secs() < 50,
+            "{from} {calls}: {:?}",
+            begin.elapsed()
+        );
+        assert_eq!(receiving.join().unwrap().unwrap_err().name, "gpu-lost");
+        std::fs::remove_dir_all(own).unwrap();
+    }
+    std::fs::remove_dir_all(with).unwrap();
+}
+
+#[test]
+fn a_gpu_that_cannot_flush_receives_through_memory_of_the_host() {
+    let with = folder("flush", true);
+    let args = [
+        "--from", "gpu:0", "--to", "gpu:0", "--size", "48", "--count", "60",
+    ];
+    let out = ping(&with, "ordering=0 no-flush", &args);
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(0), "{said}");
+    std::fs::remove_dir_all(with).unwrap();
+}
+
+/// Tells the host stand-in of this folder what to do.
+#[allow(unsafe_code, reason = "calling the host stand-in's own function")]
+fn configure(folder: &std::path::Path, words: &str) {
+    let words = std::ffi::CString::new(words).unwrap();
+    // SAFETY: the stand-in's own function, with its signature; the file is the one that is loaded already.
+    unsafe {
+        let object = libloading::Library::new(folder.join("libcuda.so.1")).unwrap();
+        let configure: libloading::Symbol<'_, unsafe extern "C" fn(*const std::ffi::c_char)> =
+            object.get(b"ntb_standin_configure\0").unwrap();
+        configure(words.as_ptr());
+    }
+}
+
 /// The host stand-in in this process.
 fn standin_gpu(folder: &std::path::Path) -> std::sync::Arc<dyn ntb_gpudirect::seam::Gpu> {
     let driver = ntb_gpudirect::cuda::Driver::load(&folder.join("libcuda.so.1")).unwrap();
