@@ -544,7 +544,9 @@ impl Sending {
                     count: 1,
                     message_type: PATTERN,
                 };
-                tx.send_while(out, PATIENCE, goes_on).map(drop)
+                tx.send_while(out, PATIENCE, goes_on)?;
+                // Before the far end, which waits as long for it, gives up.
+                tx.prove_while(PATIENCE / 4 * 3, goes_on)
             }
         }
     }

@@ -4,8 +4,9 @@
 //! the process's page tables before the driver is asked, since it takes no page faults and VFIO maps lazily; they are put there
 //! by mapping the range for DMA at an I/O address that is given up at once, which touches no byte of it.
 //!
-//! The GPU's own mapping does not follow the process's: after a reset, and before the aperture is unmapped or memory decoding
-//! is switched off, this object must be gone. Make it anew for each life of a link, and stop kernels that store through it first.
+//! The GPU's own mapping does not follow the process's. So a link's mapping stays, also beyond the end of its life, until this
+//! object is gone ([`OnGpu::direct`]); who gives addresses ([`OnGpu::raw`]) sees to that. Make it anew for each life of a link,
+//! and stop kernels that store through it first.
 
 #![allow(unsafe_code, reason = "registering memory with the driver")]
 

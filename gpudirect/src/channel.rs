@@ -12,6 +12,13 @@
 //!
 //! [`GpuTx::announcement`] and [`GpuRx::announcement`] say which it is and why nothing better.
 //!
+//! # Proof before use
+//!
+//! The session's test of the data path is stored by the processor, and says nothing of the way from a GPU to a bridge. So where
+//! kernels store through an aperture, the first message of each life goes alone, and no more are sent before the far end has
+//! taken it, for which its check must have held ([`GpuTx::prove`]). Credits that kernels store the processor posts once more
+//! when the kernel has ended: one that got lost costs time, and no more.
+//!
 //! # Two GPUs that store into each other
 //!
 //! is a pattern for which NVIDIA's driver names a deadlock ([`BOTH_WAYS`]). Where both sides' rings of a channel lie in memory of
@@ -42,6 +49,7 @@ use crate::{
     kernels::{Record, Status},
     memory::{Exposed, GpuMemory, Way},
     pace::Pace,
+    proof::LOOK_FOR,
     seam::Gpu,
     stage::Stage,
 };
@@ -49,6 +57,9 @@ use crate::{
 /// Why two GPUs do not store into each other's memory unasked.
 pub const BOTH_WAYS: &str = "two GPUs store into each other's memory: NVIDIA's driver names a deadlock for devices that write through \
                              each other's BAR1 at once, keeps GPUs of one machine from it, and cannot see two GPUs behind a bridge";
+
+/// Time for which the far end is waited for before the caller is asked whether to go on.
+const ASK: Duration = Duration::from_millis(50);
 
 /// How ends on a GPU are run.
 #[derive(Clone, Copy, Debug)]
@@ -236,9 +247,21 @@ pub struct GpuTx {
 struct TxLife {
     way: TxWay,
     pace: Pace,
+    proof: Proof,
     reach: Arc<Reach>,
     /// This side's control page: the peer's credits arrive there.
     control: View,
+}
+
+/// Whether a life's way has been shown to carry what kernels store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Proof {
+    /// The first message is still to be sent, alone.
+    Due,
+    /// It has this sequence, and was not taken yet.
+    Sent(u64),
+    /// Shown, or not needed.
+    Given,
 }
 
 #[derive(Debug)]
@@ -285,15 +308,69 @@ impl GpuTx {
         }
         let (begin, mut rest, stride) = (Instant::now(), out, u64::from(out.size).next_multiple_of(8));
         loop {
+            self.prove_while(timeout.saturating_sub(begin.elapsed()), goes_on)?;
             let (sent, status) = self.kernel(rest, goes_on)?;
             rest.count -= (sent as u32).min(rest.count);
             rest.offset += sent * stride;
             match status {
                 Status::Done if rest.count == 0 => return Ok(out.count.into()),
+                Status::Done if self.first_on_its_way().is_some() => {}
                 Status::Done | Status::Budget if begin.elapsed() < timeout && goes_on() => {}
                 Status::Done => return Err(Status::Budget.check().err().unwrap_or_else(unknown_end)),
                 other => other.check()?,
             }
+        }
+    }
+
+    /// Waits until the far end has taken the first message of this life, where kernels store through an aperture: see the
+    /// module. [`GpuTx::send`] does so before the second one; who sends one and waits for an answer calls it between the two.
+    /// `gpu-path-unproven` when `timeout` is over first; the first message stays sent then, and is waited for again.
+    pub fn prove(&mut self, timeout: Duration) -> Result<(), GpuError> {
+        self.prove_while(timeout, &mut || true)
+    }
+
+    pub(crate) fn prove_while(
+        &mut self,
+        timeout: Duration,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<(), GpuError> {
+        let Some(seq) = self.first_on_its_way() else {
+            return Ok(());
+        };
+        let begin = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(begin.elapsed());
+            match self.sender.wait_consumed(seq, left.min(ASK)) {
+                Ok(()) => break,
+                Err(SendFailure::TimedOut { .. }) if begin.elapsed() < timeout && goes_on() => {}
+                Err(SendFailure::TimedOut { .. }) => {
+                    return Err(GpuError::new(
+                        "gpu-path-unproven",
+                        5,
+                        format!(
+                            "the first message that a kernel has stored into the peer's memory was not taken within {:?}, and no \
+                             more are sent before it is. Either nobody receives at the far end, or the path was set up without an \
+                             error and does not carry what the GPU stores: {LOOK_FOR}",
+                            begin.elapsed()
+                        ),
+                    ));
+                }
+                Err(e) => {
+                    self.life = None;
+                    return Err(send_failure(&e));
+                }
+            }
+        }
+        if let Some(life) = &mut self.life {
+            life.proof = Proof::Given;
+        }
+        Ok(())
+    }
+
+    fn first_on_its_way(&self) -> Option<u64> {
+        match self.life.as_ref()?.proof {
+            Proof::Sent(seq) => Some(seq),
+            Proof::Due | Proof::Given => None,
         }
     }
 
@@ -333,6 +410,12 @@ impl GpuTx {
                 ),
             ));
         }
+        let foreign =
+            lent.peer_place == Place::Exported || lent.direct.as_ref().is_some_and(|d| d.is_aperture());
+        let proof = match &reach.peer {
+            Ok(_) if foreign => Proof::Due,
+            _ => Proof::Given,
+        };
         let way = match &reach.peer {
             Ok(peer) => {
                 let mut end =
@@ -345,6 +428,7 @@ impl GpuTx {
         Ok(TxLife {
             way,
             pace: self.channel.pace()?,
+            proof,
             control: lent.own.clone(),
             reach,
         })
@@ -361,6 +445,13 @@ impl GpuTx {
         let Self { life, sender, .. } = self;
         let Some(life) = life else {
             return Err(unknown_end());
+        };
+        let out = match life.proof {
+            Proof::Due => Outgoing {
+                count: out.count.min(1),
+                ..out
+            },
+            _ => out,
         };
         let budget = life.pace.budget();
         let allowed = life.pace.allowed(u64::from(out.size) * u64::from(out.count));
@@ -392,6 +483,9 @@ impl GpuTx {
             Ok(ended) => {
                 let came = came?;
                 sender.device_stopped(came);
+                if life.proof == Proof::Due && ended.0 > 0 {
+                    life.proof = Proof::Sent(came.seq.wrapping_sub(1));
+                }
                 if ended == (0, Status::Budget) {
                     life.pace.took(budget, begin.elapsed());
                 }
@@ -440,7 +534,7 @@ struct RxLife {
     reach: Arc<Reach>,
     /// Why kernels do not post the credits themselves.
     by_processor: Option<GpuError>,
-    /// Lines given back by the processor.
+    /// Lines that the processor has given back.
     credited: u64,
     /// Since when the next message has been there and incomplete.
     incomplete: Option<(u64, Instant)>,
@@ -595,11 +689,8 @@ impl GpuRx {
                 if records.is_empty() && status == Status::Budget {
                     life.pace.took(budget, begin.elapsed());
                 }
-                // What the kernel did not give back the processor does now.
-                let credit = match life.by_processor {
-                    Some(_) => life.credited,
-                    None => came.credit.max(life.credited),
-                };
+                // The processor gives it back once more, whatever the kernel has: its credits may not have arrived.
+                let credit = came.lines.saturating_sub(1).max(life.credited);
                 let sound = receiver.device_stopped(Position { credit, ..came });
                 life.credited = came.lines;
                 if status != Status::Corrupt {

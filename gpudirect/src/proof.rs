@@ -9,6 +9,10 @@ use ntb_ring::wire::pattern::Pattern;
 
 use crate::GpuError;
 
+/// What keeps a path from carrying data.
+pub(crate) const LOOK_FOR: &str = "look for access control (ACS) between the two devices, for different root ports or sockets, and \
+                                   for the IOMMU's faults in the kernel log; 'ntb-check' lists them";
+
 /// A pattern over a memory, the same at both ends when they agree on the four numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Proof {
@@ -58,8 +62,7 @@ impl Proof {
             5,
             format!(
                 "of pattern {}, {wrong} of {} lines are not there, {blank} of these are blank; the first is line {first} of {}. The \
-                 path was set up without an error and does not carry data: look for access control (ACS) between the two devices, \
-                 for different root ports or sockets, and for the IOMMU's faults in the kernel log; 'ntb-check' lists them",
+                 path was set up without an error and does not carry data: {LOOK_FOR}",
                 self.number,
                 lines.len(),
                 self.lines

@@ -553,6 +553,81 @@ impl Link for Exporting {
 }
 
 #[test]
+fn nothing_is_sent_into_a_gpu_before_the_first_message_of_the_life_was_taken() {
+    let standins = [Standin::new(""), Standin::new("")];
+    let gpus = [standins[0].gpu(), standins[1].gpu()];
+    let memories = [exposed(&gpus[0], Way::DmaBuf), exposed(&gpus[1], Way::DmaBuf)];
+    let [a, b] = exporting_pair(&memories);
+    let (near, far) = (connect(a), connect(b));
+    let (mut tx, own_rx) = near.channel("c", SPEC).unwrap();
+    let (far_tx, mut rx) = far.channel_at("c", SPEC, Place::Exported).unwrap();
+    tx.wait_connected(LONG).unwrap();
+    rx.wait_connected(LONG).unwrap();
+    let channel = GpuChannel::new(&gpus[0], options(), None);
+    let mut tx = GpuTx::new(&channel, tx);
+    let source = Source::new(&gpus[0], 0..20, 100);
+    let short = Duration::from_millis(200);
+    let unproven = |e: ntb_gpudirect::GpuError| {
+        assert_eq!((e.name, e.exit), ("gpu-path-unproven", 5), "{e}");
+        assert!(
+            e.what.contains("access control") && e.what.contains("nobody receives"),
+            "{e}"
+        );
+    };
+    tx.prove(short).unwrap(); // nothing was sent that could be waited for
+    assert_eq!(tx.send(source.all(1), LONG).unwrap(), 1);
+    unproven(tx.prove(short).unwrap_err());
+    unproven(tx.send(source.all(5), short).unwrap_err());
+    expect(&mut rx, 0..1, 100);
+    assert!(
+        matches!(rx.try_recv(&mut [0; 256]), Err(RecvFailure::Empty)),
+        "one and no more"
+    );
+    // It was taken, and that is seen; from now on nothing waits.
+    tx.prove(LONG).unwrap();
+    assert_eq!(tx.send(source.all(20), LONG).unwrap(), 20);
+    expect(&mut rx, 0..20, 100);
+
+    // A way that carries nothing, in the next life.
+    drop((tx, own_rx, far_tx, rx));
+    let (mut tx, _own_rx) = open_again(&near);
+    let start = Instant::now();
+    let (_far_tx, mut rx) = loop {
+        match far.channel_at("c", SPEC, Place::Exported) {
+            Ok(ends) => break ends,
+            Err(e) => assert!(start.elapsed() < LONG, "{e}"),
+        }
+    };
+    tx.wait_connected(LONG).unwrap();
+    let mut tx = GpuTx::new(&channel, tx);
+    tx.announcement().unwrap();
+    standins[0].configure("lose-stores");
+    unproven(tx.send(source.all(5), short).unwrap_err());
+    let e = rx.recv(&mut [0; 256], short).unwrap_err();
+    assert_eq!(e, RecvFailure::TimedOut);
+}
+
+#[test]
+fn credits_of_kernels_that_do_not_arrive_stop_nobody() {
+    let [near, far] = near_and_far();
+    let [(mut tx, _rx), (_tx, rx)] = channels(&near, &far, SPEC);
+    let standin = Standin::new("");
+    let gpu = standin.gpu();
+    let channel = GpuChannel::new(&gpu, options(), None);
+    let mut rx = GpuRx::new(&channel, rx);
+    assert!(rx.announcement().unwrap().contains("credits by the GPU"));
+    let out = GpuMemory::allocate(&gpu, 1 << 16).unwrap();
+    standin.configure("lose-stores");
+    std::thread::scope(|s| {
+        // More than twice round the ring.
+        let sending =
+            s.spawn(|| (0..60).try_for_each(|n| tx.send_typed(9, &message(n, 200), LONG).map(drop)));
+        expect_on_gpu(&mut rx, &out, 0..60, 200);
+        sending.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn two_gpus_do_not_store_into_each_other_unasked_and_a_stall_is_told_with_the_reason() {
     let standins = [Standin::new(""), Standin::new("")];
     let gpus = [standins[0].gpu(), standins[1].gpu()];
@@ -595,8 +670,11 @@ fn two_gpus_do_not_store_into_each_other_unasked_and_a_stall_is_told_with_the_re
         said.contains("both directions, as asked for") && said.contains("deadlock"),
         "{said}"
     );
-    assert_eq!(sender.send(source.all(20), LONG).unwrap(), 20);
-    expect(&mut rx, 0..20, 100);
+    std::thread::scope(|s| {
+        let sending = s.spawn(|| sender.send(source.all(20), LONG));
+        expect(&mut rx, 0..20, 100);
+        assert_eq!(sending.join().unwrap().unwrap(), 20);
+    });
 
     let watched = Options {
         patience: Duration::from_millis(300),

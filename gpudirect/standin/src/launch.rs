@@ -230,6 +230,9 @@ impl Memory for Host {
         while state().holds(at) {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        if state().loses(at) {
+            return Ok(());
+        }
         let p = at as usize;
         // SAFETY: as above.
         unsafe {

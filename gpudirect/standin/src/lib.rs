@@ -17,6 +17,7 @@
 //! | `ordering=N` | what attribute 118 says: 0, 100, 200 |
 //! | `no-flush` | the processor may not flush |
 //! | `hold-stores` | what kernels store into registered memory, such as an aperture, does not complete |
+//! | `lose-stores` | such stores go nowhere, without an error |
 //! | `odd-address` | allocations begin 512 bytes behind a page |
 //! | `lost=N` | from the Nth call on everything gives 719 |
 //! | `capability=N` | compute capability, 90 at first |

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub(crate) no_flush: bool,
     /// Stores of kernels into memory that is not the GPU's do not complete.
     pub(crate) hold_stores: bool,
+    /// Such stores are lost, without an error.
+    pub(crate) lose_stores: bool,
     pub(crate) odd_address: bool,
     pub(crate) ordering: c_int,
     pub(crate) capability: u32,
@@ -143,6 +145,7 @@ impl State {
                 "no-mmap" => self.no_mmap = true,
                 "no-flush" => self.no_flush = true,
                 "hold-stores" => self.hold_stores = true,
+                "lose-stores" => self.lose_stores = true,
                 "odd-address" => self.odd_address = true,
                 "ordering" => self.ordering = number() as c_int,
                 "capability" => self.capability = number(),
@@ -171,8 +174,17 @@ impl State {
 
     /// Whether a kernel's store does not complete.
     pub(crate) fn holds(&self, at: u64) -> bool {
+        self.hold_stores && self.is_registered(at)
+    }
+
+    /// Whether a kernel's store goes nowhere.
+    pub(crate) fn loses(&self, at: u64) -> bool {
+        self.lose_stores && self.is_registered(at)
+    }
+
+    fn is_registered(&self, at: u64) -> bool {
         let found = self.registered.range(..=at).next_back();
-        self.hold_stores && found.is_some_and(|(start, bytes)| at < start + bytes)
+        found.is_some_and(|(start, bytes)| at < start + bytes)
     }
 
     /// Whether all of a range is what kernels reach.
