@@ -36,7 +36,7 @@ use ntb_mem::{
 };
 use ntb_ring::{
     channel::{LentLane, Receiver, RecvFailure, SendFailure, Sender},
-    link::engine::Order,
+    link::{LinkKind, engine::Order},
     queue::{INCOMPLETE_DEADLINE, Lane, Position},
     session::Place,
     wire::page::{CREDIT, PAGE_LINES},
@@ -223,6 +223,21 @@ fn explain_stall(e: GpuError, both: bool) -> GpuError {
             ..e
         },
         _ => e,
+    }
+}
+
+/// Why a link shows the peer no memory of a GPU, where it is not plain memory of one machine anyway.
+fn why_not_gpu(transport: LinkKind) -> Option<&'static str> {
+    match transport {
+        LinkKind::Soft => None,
+        LinkKind::Ntb => Some(
+            "this link exports none; it takes a window to spare, and GPU memory given to the link to export",
+        ),
+        LinkKind::Rdma => Some(
+            "channels do not use GPU memory as a region of an RDMA device. It would take a link that registers the GPU's dma-buf with the \
+             adapter (ibv_reg_dmabuf_mr, which the adapter's driver must have) and exports it",
+        ),
+        LinkKind::Tcp => Some("over TCP this host's processor stores what arrives, in its own memory"),
     }
 }
 
@@ -591,14 +606,19 @@ impl GpuRx {
     pub fn announcement(&mut self) -> Result<String, GpuError> {
         let allowed = self.channel.options.both_ways;
         let exported = self.channel.exported.clone();
+        let transport = self.receiver.transport();
         let life = self.life()?;
         let mut text = match &life.reach.own {
             Reached::Gpu(_) => "kernels poll the GPU's memory".to_owned(),
             Reached::Host(_) => "kernels poll memory of this host".to_owned(),
         };
-        if let Some(exposed) = exported {
-            text.push_str("; ");
-            text.push_str(&exposed.announcement());
+        match (exported, transport.and_then(why_not_gpu)) {
+            (Some(exposed), _) => {
+                text.push_str("; ");
+                text.push_str(&exposed.announcement());
+            }
+            (None, Some(why)) => text.push_str(&format!(", not the GPU's: {why}")),
+            (None, None) => {}
         }
         match &life.by_processor {
             None => text.push_str("; credits by the GPU"),

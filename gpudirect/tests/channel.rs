@@ -21,7 +21,7 @@ use ntb_mem::{export::Exportable, line::Line, region::View};
 use ntb_ring::{
     channel::{Connection, Options as LinkOptions, Receiver, RecvFailure, Sender, Wait},
     link::{
-        Doorbell, Link, LinkError, LinkFacts, LinkStatus, Registers,
+        Doorbell, Link, LinkError, LinkFacts, LinkKind, LinkStatus, Registers,
         engine::{Direct, Engine, Order, StoreEngine, WriteBack},
         ntb::{NtbLink, NtbOptions},
         pair::{PairLink, PairOptions, pair},
@@ -549,6 +549,68 @@ impl Link for Exporting {
     }
     fn doorbell(&self, number: u32) -> Doorbell {
         self.link.doorbell(number)
+    }
+}
+
+/// A pair that says to be of another kind.
+#[derive(Debug)]
+struct Called(PairLink, LinkKind);
+
+impl Link for Called {
+    fn facts(&self) -> LinkFacts {
+        LinkFacts {
+            kind: self.1,
+            ..self.0.facts()
+        }
+    }
+    fn order(&self) -> Order {
+        self.0.order()
+    }
+    fn poll(&mut self) -> Result<LinkStatus, LinkError> {
+        self.0.poll()
+    }
+    fn wait(&self, timeout: Duration) {
+        self.0.wait(timeout);
+    }
+    fn registers(&self) -> Registers {
+        self.0.registers()
+    }
+    fn write_registers(&mut self, registers: &Registers) {
+        self.0.write_registers(registers);
+    }
+    fn inbound(&self) -> View {
+        self.0.inbound()
+    }
+    fn outbound(&self) -> Option<Engine> {
+        self.0.outbound()
+    }
+    fn ring(&mut self, doorbell: u32) {
+        self.0.ring(doorbell);
+    }
+    fn doorbell(&self, number: u32) -> Doorbell {
+        self.0.doorbell(number)
+    }
+}
+
+#[test]
+fn a_link_without_gpu_memory_says_why_by_its_kind() {
+    for (kind, why) in [
+        (
+            LinkKind::Rdma,
+            "not the GPU's: channels do not use GPU memory as a region",
+        ),
+        (LinkKind::Rdma, "ibv_reg_dmabuf_mr"),
+        (LinkKind::Tcp, "over TCP"),
+        (LinkKind::Ntb, "a window to spare"),
+    ] {
+        let (a, b) = pair(&PairOptions::default()).unwrap();
+        let (near, far) = (connect(Box::new(a)), connect(Box::new(Called(b, kind))));
+        let [_near, (_tx, rx)] = channels(&near, &far, SPEC);
+        let gpu = Standin::new("").gpu();
+        let said = GpuRx::new(&GpuChannel::new(&gpu, options(), None), rx)
+            .announcement()
+            .unwrap();
+        assert!(said.contains(why), "{kind:?}: {said}");
     }
 }
 

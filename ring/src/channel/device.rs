@@ -13,10 +13,10 @@ use ntb_mem::{
     sync::{Arc, Ordering, fence},
 };
 
-use super::{Receiver, RecvFailure, SendFailure, Sender};
+use super::{Receiver, RecvFailure, SendFailure, Sender, shared::lock};
 use crate::{
     link::{
-        Pump,
+        LinkKind, Pump,
         engine::{Direct, Order, StoreEngine},
     },
     queue::{Lane, Position},
@@ -150,6 +150,11 @@ impl Receiver {
             }
             _ => Err(not_connected()),
         }
+    }
+
+    /// What carries the channel at present: it decides which memory a device can be shown.
+    pub fn transport(&self) -> Option<LinkKind> {
+        lock(&self.shared.common.status).stats.transport
     }
 
     /// A device sets out to receive: in the life that was lent, also after its end, when what had arrived is still to be given
