@@ -1,6 +1,9 @@
 //! Two ends that choose a transport together: they meet at `HOST:PORT`, prove the secret, tell each other what they have,
 //! and take the best that both have.
 //!
+//! A transport that depends on more than this machine, a bridge or RDMA, is tried before it is settled on: each end says whether it
+//! is connected with the other, and if either is not, both strike it and choose again.
+//!
 //! The stream of the meeting is kept. Where TCP is chosen it becomes the link; otherwise its end tells that the
 //! peer has gone, and this side looks for the next one at the same place. The transport stays the one it was: who
 //! comes later is told it, and is refused if it cannot be had there.
@@ -20,11 +23,10 @@ pub(crate) mod here;
 pub mod offer;
 #[cfg(test)]
 mod tests;
+mod trial;
 
 use std::{
     collections::VecDeque,
-    io::{ErrorKind, Read},
-    net::TcpStream,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -39,6 +41,7 @@ use super::{
     tcp::TcpLink,
 };
 use offer::{Answer, Offer, Refusal};
+use trial::Trial;
 
 /// How long the meeting goes unlooked-at while the link is served.
 const LOOK: Duration = Duration::from_millis(20);
@@ -49,6 +52,11 @@ const NAP: Duration = Duration::from_millis(50);
 pub(crate) trait Openers {
     /// Makes the link of the chosen transport; `soft_name` is the name for soft links.
     fn open(&mut self, kind: LinkKind, soft_name: &str) -> Result<Box<dyn Link>, LinkError>;
+    /// How long a bridge or RDMA may take until both ends are connected. RDMA goes around an rdma_cm that is silent after
+    /// five seconds.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(15)
+    }
     /// Makes the link over TCP whose streams come from the meeting.
     fn open_tcp(&mut self) -> Result<TcpLink, LinkError>;
 }
@@ -67,7 +75,7 @@ pub(crate) struct AutoLink {
     /// What was settled: one transport, and the name where it is a soft link.
     settled: Offer,
     /// The stream of the meeting, where it is not the link.
-    presence: Option<TcpStream>,
+    presence: Option<Met>,
     /// The link over TCP had a peer when last looked at.
     had_peer: bool,
     round_trip: Option<Duration>,
@@ -116,25 +124,31 @@ impl AutoLink {
                 false => theirs.soft_name.clone(),
             };
             let name = theirs.settled_name().or(called).unwrap_or_default();
-            let opened = match kind {
-                LinkKind::Tcp => tcp.take().map_or_else(|| openers.open_tcp(), Ok).map(|mut link| {
+            let (inner, presence) = match kind {
+                LinkKind::Tcp => {
+                    let mut link = tcp.take().map_or_else(|| openers.open_tcp(), Ok)?;
                     link.adopt(met.stream, theirs.window_bytes);
                     (Inner::Tcp(Box::new(link)), None)
-                }),
-                kind => openers
-                    .open(kind, &name)
-                    .map(|link| (Inner::Other(link), Some(met.stream))),
-            };
-            let (inner, presence) = match opened {
-                Ok(opened) => opened,
-                // It looked usable and is not: the other side finds the same, and both choose again.
-                Err(e) if matches!(kind, LinkKind::Ntb | LinkKind::Rdma) => {
-                    mine.kinds.retain(|k| *k != kind);
-                    mine.reasons.push((kind, e.what));
-                    meeting.again();
-                    continue;
                 }
-                Err(e) => return Err(e),
+                LinkKind::Soft => (Inner::Other(openers.open(kind, &name)?), Some(met)),
+                LinkKind::Ntb | LinkKind::Rdma => {
+                    let end = Instant::now() + openers.patience();
+                    let end = until.map_or(end, |until| end.min(until));
+                    match trial::run(openers.open(kind, &name), met, end, go_on) {
+                        Trial::Works(link, met) => (Inner::Other(link), Some(met)),
+                        // It looked usable and is not: both know, and choose again.
+                        Trial::Fails(why) => {
+                            mine.kinds.retain(|k| *k != kind);
+                            mine.reasons.push((kind, why));
+                            meeting.again();
+                            continue;
+                        }
+                        Trial::PeerGone => {
+                            meeting.again();
+                            continue;
+                        }
+                    }
+                }
             };
             mine.kinds = vec![kind];
             mine.soft_name = Some(name);
@@ -183,11 +197,12 @@ impl AutoLink {
 
     /// Notices that the stream of the meeting has ended, and looks for whoever comes next.
     fn check_presence(&mut self) {
-        if let Some(stream) = &mut self.presence {
-            let mut byte = [0; 1];
-            let gone = match stream.read(&mut byte) {
-                Ok(_) => true, // its end, or words where none are due
-                Err(e) => !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        if let Some(met) = &mut self.presence {
+            let gone = match met.opener.next(&mut met.stream) {
+                Ok(None) => false,
+                // Of one that has come later: its word on what was settled long ago.
+                Ok(Some(said)) => offer::Word::decode(&said).is_err(),
+                Err(_) => true,
             };
             if gone {
                 self.presence = None;
@@ -204,7 +219,7 @@ impl AutoLink {
     }
 
     fn take(&mut self, settled: Settled) {
-        let (met, kind, theirs) = match settled {
+        let (mut met, kind, theirs) = match settled {
             Settled::With(met, kind, theirs, _) => (met, kind, theirs),
             Settled::NothingInCommon(why) => {
                 let name = "no-transport-in-common";
@@ -222,7 +237,12 @@ impl AutoLink {
                 link.adopt(met.stream, theirs.window_bytes);
                 self.had_peer = true;
             }
-            Inner::Other(_) => self.presence = Some(met.stream),
+            Inner::Other(_) => {
+                if matches!(kind, LinkKind::Ntb | LinkKind::Rdma) {
+                    trial::say(&mut met, &offer::Word::Works);
+                }
+                self.presence = Some(met);
+            }
         }
     }
 }

@@ -29,6 +29,8 @@ const REFUSAL_MAX: usize = BYTES_MAX - 4;
 const OFFER: u8 = 1;
 const AGREED: u8 = 2;
 const REFUSED: u8 = 3;
+const WORKS: u8 = 4;
+const FAILS: u8 = 5;
 
 fn code(kind: LinkKind) -> u8 {
     match kind {
@@ -76,6 +78,15 @@ pub enum Refusal {
     NothingInCommon,
     /// The offer is none.
     Unfit,
+}
+
+/// What each end says of the transport that both have agreed on, once it has tried it with the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// It is connected.
+    Works,
+    /// It cannot be had after all; why.
+    Fails(String),
 }
 
 /// Bytes that are no message of this kind.
@@ -198,6 +209,30 @@ impl Answer {
                 };
                 Ok(Self::Refused(why, printable(input.0).ok_or(BadOffer::Malformed)?))
             }
+            _ => Err(BadOffer::Malformed),
+        }
+    }
+}
+
+impl Word {
+    /// As it is sealed and sent.
+    pub fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Works => vec![WORKS, VERSION, 0, 0],
+            Self::Fails(why) => {
+                let mut out = vec![FAILS, VERSION, 0, 0];
+                out.extend(cut(why, REFUSAL_MAX).as_bytes());
+                out
+            }
+        }
+    }
+
+    /// Reads a word that came sealed.
+    pub fn decode(bytes: &[u8]) -> Result<Self, BadOffer> {
+        let mut input = Input(bytes);
+        match head(&mut input)? {
+            (WORKS, _, _) => Ok(Self::Works),
+            (FAILS, _, _) => printable(input.0).map(Self::Fails).ok_or(BadOffer::Malformed),
             _ => Err(BadOffer::Malformed),
         }
     }
@@ -376,6 +411,11 @@ mod tests {
         ] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
+        for word in [Word::Works, Word::Fails("no way there".to_owned())] {
+            assert_eq!(Word::decode(&word.encode()), Ok(word));
+        }
+        assert!(Word::Fails("ä".repeat(2000)).encode().len() <= BYTES_MAX);
+        assert_eq!(Word::decode(&offer(&[Tcp]).encode()), Err(BadOffer::Malformed));
     }
 
     #[test]

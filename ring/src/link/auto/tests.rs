@@ -44,14 +44,18 @@ fn offer(kinds: &[LinkKind]) -> Offer {
     }
 }
 
-/// Opens soft links and links over TCP, and cannot open what it is told not to.
+/// Opens soft links and links over TCP, whatever is asked for; cannot open what it is told not to, or opens what meets nobody.
 struct Made {
     broken: Option<LinkKind>,
+    lonely: Option<LinkKind>,
 }
 
 impl Made {
     fn new() -> Self {
-        Self { broken: None }
+        Self {
+            broken: None,
+            lonely: None,
+        }
     }
 }
 
@@ -70,7 +74,18 @@ impl Openers for Made {
             pages: Pages::Normal,
             group: None,
         };
-        Ok(Box::new(SoftLink::open(soft_name, &options)?))
+        let mut name = soft_name.to_owned();
+        if self.lonely == Some(kind) {
+            name = format!("{name}-{:x}", random()?);
+        }
+        Ok(Box::new(SoftLink::open(&name, &options)?))
+    }
+
+    fn patience(&self) -> Duration {
+        match self.lonely {
+            Some(_) => Duration::from_millis(100),
+            None => WATCHDOG,
+        }
     }
 
     fn open_tcp(&mut self) -> Result<TcpLink, LinkError> {
@@ -305,6 +320,64 @@ fn what_turns_out_to_be_unusable_is_struck_and_both_choose_again() {
         assert!(why.contains("cable down"), "{why}");
         carries(&mut a, &mut b);
     });
+}
+
+/// Whatever keeps one end from it, both strike it.
+#[test]
+fn what_only_one_end_cannot_have_is_struck_by_both() {
+    for (broken, lonely, needle) in [
+        (Some(Rdma), None, "cable down"),
+        (None, Some(Rdma), "did not connect"),
+    ] {
+        let port = free_port();
+        std::thread::scope(|scope| {
+            let one = |made: Made| {
+                scope.spawn(move || {
+                    let mut made = made;
+                    AutoLink::meet(
+                        place(port),
+                        offer(&[Rdma, Soft, Tcp]),
+                        &mut made,
+                        WATCHDOG,
+                        &mut || true,
+                    )
+                })
+            };
+            let (a, b) = (one(Made { broken, lonely }), one(Made::new()));
+            let ((mut a, why_a), (mut b, why_b)) = (a.join().unwrap().unwrap(), b.join().unwrap().unwrap());
+            assert_eq!((a.facts().kind, b.facts().kind), (Soft, Soft));
+            assert!(
+                why_a.contains(needle) && why_b.contains(needle),
+                "{why_a} / {why_b}"
+            );
+            carries(&mut a, &mut b);
+        });
+    }
+}
+
+/// What both can have is tried, kept, and open to whoever comes later.
+#[test]
+fn what_works_is_settled_on_by_both() {
+    let port = free_port();
+    let (a, b) = meet(port, offer(&[Rdma, Tcp]), offer(&[Rdma, Tcp]));
+    let ((mut a, why), (mut b, _)) = (a.unwrap(), b.unwrap());
+    assert!(why.contains("no ntb here"), "{why}");
+    assert!(matches!((&a.inner, &b.inner), (Inner::Other(_), Inner::Other(_))));
+    carries(&mut a, &mut b);
+    drop(b);
+    until(|| !up(&mut a));
+    let newcomer = std::thread::scope(|scope| {
+        let mine = offer(&[Rdma, Tcp]);
+        let thread =
+            scope.spawn(move || AutoLink::meet(place(port), mine, &mut Made::new(), WATCHDOG, &mut || true));
+        until(|| {
+            a.poll().unwrap();
+            thread.is_finished()
+        });
+        thread.join().unwrap()
+    });
+    let mut b = newcomer.unwrap().0;
+    carries(&mut a, &mut b);
 }
 
 /// The transport stays what it was, over deaths of either end.
