@@ -126,6 +126,11 @@ impl Sending {
         self.counts
     }
 
+    /// Longest run of those that were written from registered memory that is known to have arrived, in bytes.
+    pub(super) fn longest_done(&self) -> u64 {
+        self.mirror.longest_done()
+    }
+
     pub(super) fn fail(&mut self, why: String) {
         self.failed.get_or_insert(why);
     }

@@ -9,7 +9,7 @@ use super::{
     mirror::Mirror,
     options::{Manager, RdmaOptions},
     receive::{Buffers, RECEIVES, RECEIVES_STRICT},
-    verbs::{Adapter, Memory, QueueWish, Registered},
+    verbs::{Adapter, Fabric, Memory, QueueWish, Registered},
 };
 use crate::link::{LinkError, REGISTERS, Registers, ends::memory_error};
 
@@ -105,9 +105,17 @@ impl Device {
         })
     }
 
-    /// Whether rdma_cm is to be used where the peer has it too.
-    pub(super) fn has_manager(&self, options: &RdmaOptions) -> bool {
-        self.adapter.has_manager() && options.manager != Manager::Never && !self.manager_is_silent
+    /// Whether rdma_cm is to be used where the peer has it too. It finds packets and service level by itself: who wants others
+    /// does without it. `mtu` is the most that has been seen to work.
+    pub(super) fn has_manager(&self, options: &RdmaOptions, mtu: u32) -> bool {
+        let finds_them = options.mtu.is_none() && options.service_level == 0 && mtu >= self.adapter.mtu();
+        self.adapter.has_manager()
+            && match options.manager {
+                Manager::Never => false,
+                Manager::Only => true,
+                Manager::Auto if self.adapter.port().fabric == Fabric::Iwarp => true,
+                Manager::Auto => finds_them && !self.manager_is_silent,
+            }
     }
 
     /// What the peer is told of this side's memory.
@@ -129,8 +137,8 @@ impl Device {
     /// What to ask for in a queue pair. `mtu` is the most that has been seen to work.
     pub(super) fn wish(&self, options: &RdmaOptions, mtu: u32) -> QueueWish {
         QueueWish {
-            depth: options.depth.max(8),
-            inline: options.inline_bytes.max(ntb_mem::line::LINE_BYTES as u32),
+            depth: options.depth,
+            inline: options.inline_bytes,
             receives: self.buffers.count,
             service_level: options.service_level,
             traffic_class: options.traffic_class,

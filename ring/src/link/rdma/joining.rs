@@ -76,13 +76,13 @@ impl Joining {
         options: &RdmaOptions,
         mtu: u32,
     ) -> Result<Self, Trouble> {
-        let manager = fit(hello, device, options).map_err(Trouble::Final)?;
+        let manager = fit(hello, device, options, mtu).map_err(Trouble::Final)?;
         let mut joining = Self {
             exchange,
             stage: Stage::Offer { ip: hello.ip },
             memory: None,
             deadline: Instant::now() + PATIENCE,
-            manager_deadline: (!hello.needs_manager && !own_hello(device, options).needs_manager)
+            manager_deadline: (!hello.needs_manager && !own_hello(device, options, mtu).needs_manager)
                 .then(|| Instant::now() + MANAGER_PATIENCE),
             mtu,
         };
@@ -213,13 +213,13 @@ impl Joining {
 }
 
 /// What this side says of itself.
-pub(super) fn own_hello(device: &Device, options: &RdmaOptions) -> Hello {
+pub(super) fn own_hello(device: &Device, options: &RdmaOptions, mtu: u32) -> Hello {
     let port = device.adapter.port();
     let needs_manager = options.manager == Manager::Only || port.fabric == Fabric::Iwarp;
     Hello {
         version: VERSION,
         fabric: port.fabric as u8,
-        has_manager: device.has_manager(options),
+        has_manager: device.has_manager(options, mtu),
         strict: options.strict,
         needs_manager,
         ip: port.ip,
@@ -227,8 +227,8 @@ pub(super) fn own_hello(device: &Device, options: &RdmaOptions) -> Hello {
 }
 
 /// Whether the two sides fit, and if so whether rdma_cm connects them. Both find the same.
-fn fit(peer: &Hello, device: &Device, options: &RdmaOptions) -> Result<bool, LinkError> {
-    let own = own_hello(device, options);
+fn fit(peer: &Hello, device: &Device, options: &RdmaOptions, mtu: u32) -> Result<bool, LinkError> {
+    let own = own_hello(device, options, mtu);
     let mismatch = |what: &str, ours: String, theirs: String| {
         Err(failed(
             "rdma-mismatch",

@@ -24,7 +24,7 @@ impl RdmaLink {
     /// Meets peers: takes one on if there is none yet, and tells others so.
     pub(super) fn meet(&mut self) -> Result<(), LinkError> {
         let Some(device) = &self.device else { return Ok(()) };
-        let hello = Message::Hello(own_hello(device, &self.options)).encode();
+        let hello = Message::Hello(own_hello(device, &self.options, self.mtu)).encode();
         for arrival in self.meeting.poll(&hello)? {
             match arrival {
                 Arrival::Guest(guest, said) => self.welcome(guest, &said, &hello),

@@ -25,6 +25,8 @@ pub(super) struct Mirror {
     tail: u64,
     /// What a request leaves free once it is complete: its number, and `head` after it.
     held: VecDeque<(u64, u64)>,
+    /// Longest run that is known to have arrived, in bytes; what a run leaves out at the end counts to it.
+    longest_done: u64,
 }
 
 impl Mirror {
@@ -39,6 +41,7 @@ impl Mirror {
             head: 0,
             tail: 0,
             held: VecDeque::new(),
+            longest_done: 0,
         })
     }
 
@@ -81,9 +84,15 @@ impl Mirror {
         while let Some((request, head)) = self.held.front().copied()
             && request <= done
         {
+            self.longest_done = self.longest_done.max(head - self.tail);
             self.tail = head;
             self.held.pop_front();
         }
+    }
+
+    /// Longest run that has arrived.
+    pub(super) fn longest_done(&self) -> u64 {
+        self.longest_done
     }
 
     /// Bytes handed out so far.

@@ -97,6 +97,8 @@ const DEVICE_PAUSE: Duration = Duration::from_millis(100);
 const EVENTS_MAX: usize = 64;
 /// Requests that a queue has to take.
 const DEPTH_LEAST: u32 = 4;
+/// Packets are not made smaller than this for want of answers.
+const MTU_LEAST: u32 = 1024;
 /// Largest packet there is.
 const MTU_MOST: u32 = 4096;
 
@@ -124,7 +126,7 @@ pub struct RdmaLink {
     doorbells: [Doorbell; DOORBELLS as usize],
     meeting: Meeting,
     options: RdmaOptions,
-    /// Largest packet that has not been seen to fail.
+    /// Largest packet for the next connection.
     mtu: u32,
     /// When to look at the device again, and whether it could be used the last time.
     look_again: Option<Instant>,
@@ -196,6 +198,7 @@ impl RdmaLink {
         options.check()?;
         let own = Own::new(options)?;
         let device = Device::new(open()?, &own)?;
+        options.check_for(device.adapter.port().fabric)?;
         let (inbox, doorbells) = Inbox::new().map_err(|errno| LinkError {
             name: "link-limits",
             exit: 6,
@@ -280,6 +283,7 @@ impl RdmaLink {
     /// Ends the connection of the moment, or what was to become one.
     fn lose(&mut self, name: &'static str, why: impl Into<String>) {
         let was_set = self.is_set();
+        self.mtu = MTU_MOST;
         self.joining = None;
         self.inbox.detach();
         if let Some(connected) = self.connected.take() {
@@ -386,11 +390,13 @@ impl RdmaLink {
             },
         };
         let Some((name, why)) = lost else { return };
-        if why.contains(verbs::status_name(RETRY_EXHAUSTED)) && connected.mtu > 1024 {
-            // Perhaps the way does not take packets as large as both ends do.
-            self.mtu = connected.mtu / 2;
-        }
+        let (mtu, carried) = (connected.mtu, connected.wire.longest_done());
+        let exhausted = why.contains(verbs::status_name(RETRY_EXHAUSTED));
         self.lose(name, why);
+        if exhausted && mtu > MTU_LEAST && carried < u64::from(mtu) {
+            // Perhaps the way does not take packets as large as both ends do: none was seen to arrive.
+            self.mtu = mtu / 2;
+        }
     }
 }
 

@@ -2,10 +2,15 @@
 
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
-use ntb_mem::region::Pages;
+use ntb_mem::{line::LINE_BYTES, region::Pages};
 
-use super::error::failed;
+use super::{error::failed, verbs::Fabric};
 use crate::link::{LinkError, ends::WINDOW_BYTES};
+
+/// Requests that a queue is asked for at least.
+pub(super) const QUEUE_LEAST: u32 = 8;
+/// Bytes to write from, at most: more is a slip of the pen.
+const MIRROR_MOST: u64 = 1 << 36;
 
 /// Parameters of a link over RDMA. The defaults are those of the fields' documentation.
 #[derive(Clone, Debug)]
@@ -156,7 +161,50 @@ impl RdmaOptions {
                 self.timeout, self.retries, self.service_level
             ));
         }
+        let line = LINE_BYTES as u32;
+        if self.inline_bytes < line || self.batch_bytes.is_some_and(|bytes| bytes < line) {
+            return wrong(format!(
+                "{} bytes inline, batches of {} bytes: a line has {line}, and neither can be less",
+                self.inline_bytes,
+                self.batch_bytes.unwrap_or(line)
+            ));
+        }
+        if self.depth < QUEUE_LEAST || self.stall.is_zero() {
+            return wrong(format!(
+                "{} requests under way ({QUEUE_LEAST} at least), stall {} ms (not 0)",
+                self.depth,
+                self.stall.as_millis()
+            ));
+        }
+        if self.mirror_bytes > MIRROR_MOST {
+            return wrong(format!(
+                "{} bytes to write from: {MIRROR_MOST} at most",
+                self.mirror_bytes
+            ));
+        }
+        if self.manager == Manager::Only && self.is_beyond_manager() {
+            return wrong(
+                "manager=only with mtu or sl: rdma_cm finds packets and service level by itself".to_owned(),
+            );
+        }
         Ok(())
+    }
+
+    /// Refuses what that kind of wire does not have.
+    pub(super) fn check_for(&self, fabric: Fabric) -> Result<(), LinkError> {
+        if fabric == Fabric::Iwarp && self.is_beyond_manager() {
+            return Err(failed(
+                "bad-option",
+                2,
+                "mtu and sl: iWARP has no packets or service levels of its own, they are those of its TCP",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether something is wanted that rdma_cm finds by itself.
+    fn is_beyond_manager(&self) -> bool {
+        self.mtu.is_some() || self.service_level != 0
     }
 }
 
@@ -271,6 +319,13 @@ mod tests {
             "manager=cm",
             "strict=1",
             "x=1",
+            "inline=63",
+            "batch=0",
+            "depth=7",
+            "stall=0",
+            "mirror=99999999999999",
+            "manager=only,mtu=1024",
+            "manager=only,sl=1",
             ",",
             "gid=1,",
             "mtu",
@@ -278,6 +333,9 @@ mod tests {
             let e = RdmaOptions::default().with(text).unwrap_err();
             assert_eq!((e.name, e.exit), ("bad-option", 2), "{text}: {e}");
         }
+        let small = RdmaOptions::default().with("mtu=1024").unwrap();
+        assert!(small.check_for(Fabric::Roce).is_ok());
+        assert_eq!(small.check_for(Fabric::Iwarp).unwrap_err().name, "bad-option");
         let e = RdmaOptions::default().with("gid=1,huge=2").unwrap_err();
         assert!(e.what.contains("'huge=2'"), "{e}");
     }

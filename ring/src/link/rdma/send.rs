@@ -142,6 +142,10 @@ impl Wire {
         }
     }
 
+    pub(super) fn longest_done(&self) -> u64 {
+        self.lock().as_ref().map_or(0, Sending::longest_done)
+    }
+
     pub(super) fn counts(&self) -> SendCounts {
         self.lock().as_ref().map(Sending::counts).unwrap_or_default()
     }

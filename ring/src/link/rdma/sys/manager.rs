@@ -354,6 +354,8 @@ impl Listening {
             self.waiting = Some((listener, channel));
             return Ok(());
         }
+        // The caller's traffic class counts for both; the time of acknowledgements is each side's own.
+        id.set(OPTION_ID_ACK_TIMEOUT, self.common.wish.timeout);
         let raw = id.id;
         let queue = self.common.queue(Connection {
             id,

@@ -89,6 +89,27 @@ fn an_rdma_cm_that_does_not_answer_is_gone_around() {
     );
 }
 
+/// rdma_cm finds packets and service level by itself: who wants others is connected without it.
+#[test]
+fn what_rdma_cm_cannot_be_told_is_had_without_it() {
+    for change in [
+        |o: &mut RdmaOptions| o.mtu = Some(512),
+        |o: &mut RdmaOptions| o.service_level = 3,
+    ] {
+        let mut wished = options();
+        change(&mut wished);
+        let mut ends = Ends::new(
+            Behaviour {
+                manager_answers: false,
+                ..Behaviour::default()
+            },
+            &wished,
+        );
+        bring_up(&mut ends);
+        assert!(events(&mut ends).is_empty(), "nothing was waited for in vain");
+    }
+}
+
 /// Who insists on it, or has no other way, goes on asking.
 fn goes_on_asking(fabric: Fabric, manager: Manager) {
     let options = RdmaOptions { manager, ..options() };
