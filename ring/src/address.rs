@@ -54,6 +54,10 @@ impl std::str::FromStr for Address {
             if host.is_empty() {
                 return Err(bad("the host is missing"));
             }
+            // Else the last part of one would be taken for the port.
+            if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
+                return Err(bad("an IPv6 address stands in brackets, as in [::1]:9000"));
+            }
             Ok((
                 host.trim_start_matches('[').trim_end_matches(']').to_owned(),
                 port,
@@ -152,6 +156,9 @@ mod tests {
             "tcp:h:65536",
             "x:y",
             "auto:",
+            "auto:127.0.0.1:4711:5",
+            "tcp:::1:9000",
+            "rdma:fd00::1:7471",
         ] {
             let e = text.parse::<Address>().unwrap_err().to_string();
             assert!(e.contains("soft:NAME"), "{e}");

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Running, object, run};
+use common::{Running, object, run, until};
 use rustix::process::Signal;
 
 const SECRET: &str = "the secret of these tests";
@@ -72,6 +72,26 @@ fn another_secret_is_refused_and_shown_nowhere() {
             "{}",
             String::from_utf8_lossy(&output.stderr)
         );
+    }
+}
+
+/// Who waits is told that somebody came without the secret.
+#[test]
+fn strangers_are_named_to_who_waits_for_a_peer() {
+    for kind in ["tcp", "auto"] {
+        let address = place(kind);
+        let waiting = Running::start(&[&address, "--secret", "a", "--count", "1", "--timeout", "6s"]);
+        let port = address.rsplit(':').next().unwrap().to_owned();
+        until("the one who waits to listen", || {
+            std::net::TcpStream::connect(format!("127.0.0.1:{port}")).ok()
+        });
+        let stranger = run(&["serve", &address, "--secret", "b"]);
+        assert_eq!(stranger.status.code(), Some(6), "{stranger:?}");
+        let output = waiting.finish();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(4), "{said}");
+        assert!(said.contains("had another secret or none"), "{kind}: {said}");
+        assert!(!said.contains("; 0 in all"), "{kind}: {said}");
     }
 }
 

@@ -12,6 +12,7 @@ use std::{
 
 use ntb_ring::{
     channel::Connection,
+    link::LinkEvent,
     session::{Event, SessionState},
 };
 use serde::Serialize;
@@ -50,6 +51,7 @@ struct Log {
     records: Vec<Record>,
     silence: Option<Silence>,
     refused: Option<String>,
+    word_of_link: Option<String>,
     runs: u64,
     /// What was last waited for, until something else happens.
     waiting: Option<String>,
@@ -108,6 +110,11 @@ impl Events {
         self.lock().refused.clone()
     }
 
+    /// What the link itself has told last that is no change of its state, such as strangers who came.
+    pub fn word_of_link(&self) -> Option<String> {
+        self.lock().word_of_link.clone()
+    }
+
     /// How often the link has begun to run.
     pub fn runs(&self) -> u64 {
         self.lock().runs
@@ -162,6 +169,9 @@ fn take(log: &Mutex<Log>, event: &Event, start: Instant, print: Print) {
             log.refused = None;
         }
         Event::Refused(_) | Event::ChannelRefused { .. } => log.refused = Some(record.detail.clone()),
+        Event::Device(LinkEvent::Transport { name, .. }) if *name != "transport-chosen" => {
+            log.word_of_link = Some(record.detail.clone());
+        }
         _ => {}
     }
     let shown = match print {

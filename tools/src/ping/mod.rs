@@ -16,9 +16,10 @@ use std::{ffi::OsString, time::Duration};
 
 use ntb_ring::{
     address::Address,
-    channel::{ConnectError, Options},
+    channel::{ConnectError, Connection, Options},
     link::{LinkError, auth::SecretError, select::LinkOptions},
     queue::MIN_RING_LINES,
+    session::OpenError,
     wire::{layout::CHANNELS_FIRST_LINE, page::PAGE_LINES},
 };
 
@@ -99,6 +100,17 @@ fn link_failure(e: &LinkError) -> Failure {
 
 fn connect_failure(e: &ConnectError) -> Failure {
     Failure::new(Exit::from_class(e.exit()), e.name(), e.to_string())
+}
+
+/// Why a channel could not be opened: where the link has failed for good, that is why.
+fn channel_failure(connection: &Connection, e: &OpenError) -> Failure {
+    if let OpenError::Ended = e
+        && let Err(why @ ConnectError::LinkFailed { .. }) =
+            connection.wait_running(Duration::from_millis(100))
+    {
+        return connect_failure(&why);
+    }
+    Failure::new(Exit::Limits, "channel", e.to_string())
 }
 
 /// How a link to this address is served. On emulated bridges a store is a call of some microseconds and what is counted

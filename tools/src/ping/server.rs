@@ -22,7 +22,7 @@ use ntb_ring::{
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 use super::{
-    CHANNEL, connect_failure, connection_options,
+    CHANNEL, channel_failure, connect_failure, connection_options,
     events::{Events, Print},
     link_failure, link_options,
     measure::{Hold, Port},
@@ -97,7 +97,7 @@ pub fn serve(args: &ServeArgs) -> Result<Exit, Failure> {
     };
     let ends = connection
         .channel(CHANNEL, spec)
-        .map_err(|e| Failure::new(Exit::Limits, "channel", e.to_string()))?;
+        .map_err(|e| channel_failure(&connection, &e))?;
     let (clock, _) = Clock::set_up();
     let alone = topology::allowed().len() > 1 || pinned.is_some() && topology::online_count() > 1;
     let mut station = Station::new(

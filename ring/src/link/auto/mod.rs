@@ -288,9 +288,12 @@ fn agree(
                 name: if interrupted { "interrupted" } else { "no-peer" },
                 exit: 4,
                 what: format!(
-                    "{address}: nobody has come within {:.1} s to choose a transport with; looked for here: {}; start the \
+                    "{address}: nobody has come within {:.1} s to choose a transport with{}; looked for here: {}; start the \
                      other end with the same address",
                     start.elapsed().as_secs_f64(),
+                    meeting
+                        .news_of_strangers()
+                        .map_or_else(String::new, |news| format!(" ({news})")),
                     looked_for(mine)
                 ),
                 errno: None,
@@ -454,6 +457,10 @@ impl Link for AutoLink {
                 }
             };
             self.take(settled);
+        }
+        if let Some(why) = self.meeting.news_of_strangers() {
+            let name = "strangers";
+            self.events.push_back(LinkEvent::Transport { name, why });
         }
         Ok(match &self.inner {
             Inner::Tcp(link) => link.status(),

@@ -20,7 +20,9 @@ use ntb_ring::{
 };
 
 use super::{
-    super::{CHANNEL, connect_failure, connection_options, link_failure, link_options, ring_lines},
+    super::{
+        CHANNEL, channel_failure, connect_failure, connection_options, link_failure, link_options, ring_lines,
+    },
     watch::watcher,
 };
 use crate::{
@@ -151,7 +153,7 @@ impl Site {
         };
         let ends = connection
             .channel(CHANNEL, spec)
-            .map_err(|e| Failure::new(Exit::Limits, "channel", e.to_string()))?;
+            .map_err(|e| channel_failure(&connection, &e))?;
         let shared = allowed.len() < 2 || matches!(cpus, (Some(a), Some(b)) if a == b);
         let largest = usize::try_from(args.size)
             .unwrap_or(usize::MAX)
@@ -263,8 +265,11 @@ impl Site {
                     exit,
                     name,
                     format!(
-                        "no peer on {address} within {:.1} s; missing {missing}; start 'ntb-ping serve ADDRESS' at the other end",
-                        patience.as_secs_f64()
+                        "no peer on {address} within {:.1} s; missing {missing}{}; start 'ntb-ping serve ADDRESS' at the other end",
+                        patience.as_secs_f64(),
+                        self.events
+                            .word_of_link()
+                            .map_or_else(String::new, |word| format!(" ({word})"))
                     ),
                 ));
             }
