@@ -15,6 +15,7 @@ use super::{item::Item, machine::amount};
 const NVIDIA: u16 = 0x10de;
 /// Parameters of the driver's module, as it runs with them.
 pub const PARAMS: &str = "/proc/driver/nvidia/params";
+const PARAMS_REMEDY: &str = "load the driver's module ('modprobe nvidia') and look again, as root if the file is there and cannot be read";
 /// Version and flavour of the driver's module.
 pub const VERSION: &str = "/proc/driver/nvidia/version";
 /// Modules that give other devices a way into GPU memory.
@@ -45,9 +46,13 @@ pub fn items(machine: &Machine, bridges: &[Device]) -> Vec<Item> {
     if gpus.is_empty() {
         return Vec::new();
     }
-    let mut items = vec![driver(machine), permission(machine), ways(machine)];
-    items.extend(relaxed_ordering(machine, &gpus));
-    items.push(translation(machine));
+    let mut items = vec![
+        driver(machine),
+        permission(machine),
+        ways(machine),
+        relaxed_ordering(machine, &gpus),
+        translation(machine),
+    ];
     let above = Above::of(machine);
     for gpu in &gpus {
         items.push(window(gpu));
@@ -174,7 +179,20 @@ fn translation(machine: &Machine) -> Item {
             super::machine::IOMMU_REMEDY,
         );
     }
-    let params = machine.text(PARAMS).unwrap_or_default();
+    const UNMAPPED: &str = "with DmaRemapPeerMmio=0 a bridge's aperture is not mapped for the GPU: what kernels store there arrives \
+                            nowhere";
+    let Some(params) = machine.text(PARAMS) else {
+        return Item {
+            remedy: Some(PARAMS_REMEDY.to_owned()),
+            ..Item::note(
+                ITEM,
+                format!(
+                    "an IOMMU is on; whether the driver maps apertures in it could not be checked: {PARAMS} cannot be read"
+                ),
+                UNMAPPED,
+            )
+        };
+    };
     let off = |line: &str| {
         let value = line.strip_prefix("DmaRemapPeerMmio:");
         value.is_some_and(|v| v.trim() == "0")
@@ -184,7 +202,7 @@ fn translation(machine: &Machine) -> Item {
             ITEM,
             "gpu-peer-mmio-unmapped",
             "an IOMMU is on, and the driver runs with DmaRemapPeerMmio=0",
-            "a bridge's aperture is not mapped for the GPU then: what kernels store there arrives nowhere",
+            UNMAPPED,
             "remove NVreg_DmaRemapPeerMmio=0 from the module's options (1 is the default) and load it anew",
         );
     }
@@ -192,49 +210,74 @@ fn translation(machine: &Machine) -> Item {
 }
 
 /// Whether writes may overtake each other on their way out: the driver has to ask for it, and the device's own control to let it.
-fn relaxed_ordering(machine: &Machine, gpus: &[Device]) -> Option<Item> {
+fn relaxed_ordering(machine: &Machine, gpus: &[Device]) -> Item {
     const ITEM: &str = "gpu-relaxed-ordering";
-    let params = machine.text(PARAMS)?;
+    const WHY: &str = "a mark may overtake the bytes that it vouches for; the check in every message catches that, at the price of looks in vain";
+    let unknown = |finding: String, remedy: &str| Item {
+        remedy: Some(remedy.to_owned()),
+        ..Item::note(ITEM, finding, WHY)
+    };
+    let Some(params) = machine.text(PARAMS) else {
+        return unknown(
+            format!("could not be checked: {PARAMS} cannot be read"),
+            PARAMS_REMEDY,
+        );
+    };
     let value = params
         .lines()
-        .find_map(|l| l.strip_prefix("EnablePCIERelaxedOrderingMode:"))?;
-    let other = match value.trim() {
-        "0" => return Some(Item::pass(ITEM, "the driver keeps writes in order")),
-        other => other,
+        .find_map(|l| l.strip_prefix("EnablePCIERelaxedOrderingMode:"));
+    let other = match value.map(str::trim) {
+        None => {
+            return unknown(
+                format!("could not be checked: {PARAMS} says nothing of EnablePCIERelaxedOrderingMode"),
+                "'lspci -vv -s GPU' as root: RlxdOrd+ in DevCtl lets the GPU reorder, RlxdOrd- forbids it",
+            );
+        }
+        Some("0") => return Item::pass(ITEM, "the driver keeps writes in order"),
+        Some(other) => other,
     };
-    let allows =
-        |gpu: &&Device| device_control(gpu, &mut |_, _| {}).is_none_or(|word| word & RELAXED_ORDERING != 0);
-    let allowed: Vec<String> = gpus
-        .iter()
-        .filter(allows)
-        .map(|gpu| gpu.address().to_string())
-        .collect();
-    if allowed.is_empty() {
-        return Some(Item::pass(
-            ITEM,
-            format!(
-                "the driver runs with EnablePCIERelaxedOrderingMode={other}, and every GPU's device control forbids it"
-            ),
-        ));
+    let (mut allowed, mut unread) = (Vec::new(), Vec::new());
+    for gpu in gpus {
+        match device_control(gpu, &mut |_, _| {}) {
+            Some(Some(word)) if word & RELAXED_ORDERING == 0 => {}
+            Some(_) => allowed.push(gpu.address().to_string()),
+            None => unread.push(gpu.address().to_string()),
+        }
     }
-    Some(Item::warning(
+    let mode = format!("the driver runs with EnablePCIERelaxedOrderingMode={other}");
+    let hidden = format!("that of {} could not be read, needs root", unread.join(", "));
+    if allowed.is_empty() && unread.is_empty() {
+        return Item::pass(ITEM, format!("{mode}, and every GPU's device control forbids it"));
+    }
+    if allowed.is_empty() {
+        return unknown(
+            format!("{mode}; a GPU's device control may forbid it, and {hidden}"),
+            "run ntb-check as root",
+        );
+    }
+    let mut finding = format!(
+        "{mode}, and nothing in the device control of {} forbids it",
+        allowed.join(", ")
+    );
+    if !unread.is_empty() {
+        finding += &format!("; {hidden}");
+    }
+    Item::warning(
         ITEM,
         "gpu-relaxed-ordering",
-        format!(
-            "the driver runs with EnablePCIERelaxedOrderingMode={other}, and nothing in the device control of {} is seen to forbid it",
-            allowed.join(", ")
-        ),
-        "a mark may overtake the bytes that it vouches for; the check in every message catches that, at the price of looks in vain",
+        finding,
+        WHY,
         "remove NVreg_EnablePCIERelaxedOrderingMode from the module's options and load it anew, or take the device's leave with \
          'setpci -s GPU CAP_EXP+8.w=0:10'",
-    ))
+    )
 }
 
 /// `Enable Relaxed Ordering` of the Device Control register.
 const RELAXED_ORDERING: u16 = 0x10;
 
-/// A device's Device Control register; `None` where it cannot be read. `seen` is told what was read.
-fn device_control(device: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<u16> {
+/// A device's Device Control register: `Some(None)` where it has none, `None` where that cannot be read.
+/// `seen` is told what was read.
+fn device_control(device: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<Option<u16>> {
     const FIRST: u32 = 0x34;
     const PCI_EXPRESS: u8 = 0x10;
     let [first] = device.config_bytes::<1>(FIRST)?;
@@ -243,7 +286,7 @@ fn device_control(device: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<u
     // As many as fit.
     for _ in 0..48 {
         if at < 0x40 {
-            return None;
+            return Some(None);
         }
         let header = device.config_bytes::<2>(at)?;
         seen(at, &header);
@@ -251,11 +294,11 @@ fn device_control(device: &Device, seen: &mut dyn FnMut(u32, &[u8])) -> Option<u
         if id == PCI_EXPRESS {
             let control = device.config_bytes::<2>(at + 8)?;
             seen(at + 8, &control);
-            return Some(u16::from_le_bytes(control));
+            return Some(Some(u16::from_le_bytes(control)));
         }
         at = u32::from(next & !3);
     }
-    None
+    Some(None)
 }
 
 fn window(gpu: &Device) -> Item {
@@ -486,7 +529,7 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::*;
-    use crate::check::item::State;
+    use crate::check::{description::Described, item::State, record};
 
     /// A described machine: files below a directory of this test's own.
     struct Tree(PathBuf);
@@ -678,6 +721,103 @@ mod tests {
         }
     }
 
+    /// The configuration space of a GPU with this device control.
+    fn with_control(control: u16) -> Vec<u8> {
+        let mut config = vec![0u8; 4096];
+        config[0x34] = 0x60;
+        config[0x60..0x62].copy_from_slice(&[0x01, 0x78]); // another capability first
+        config[0x78..0x7a].copy_from_slice(&[0x10, 0]);
+        config[0x80..0x82].copy_from_slice(&control.to_le_bytes());
+        config
+    }
+
+    #[test]
+    fn without_the_drivers_parameters_nothing_that_hangs_on_them_is_called_fine() {
+        let tree = machine("no-params");
+        tree.file("/sys/class/iommu/dmar0/version", "1");
+        for item in ["gpu-relaxed-ordering", "gpu-iommu"] {
+            let items = tree.items("0000:81:00.0");
+            let item = named(&items, item);
+            assert_eq!(item.state, State::Note, "{item:?}");
+            assert!(
+                item.finding.contains("could not be checked")
+                    && item.remedy.as_ref().unwrap().contains("modprobe"),
+                "{item:?}"
+            );
+        }
+        tree.file(PARAMS, "DmaRemapPeerMmio: 1\n");
+        let items = tree.items("0000:81:00.0");
+        assert_eq!(named(&items, "gpu-relaxed-ordering").state, State::Note);
+        // Of two GPUs the one that was read is told from the one that was not.
+        tree.function("0000:02:00.0", "0x10de", "0x030200", "0")
+            .file("/sys/bus/pci/devices/0000:01:00.0/config", with_control(0x10))
+            .file(PARAMS, "EnablePCIERelaxedOrderingMode: 1\n");
+        let items = tree.items("0000:81:00.0");
+        let item = named(&items, "gpu-relaxed-ordering");
+        assert_eq!(item.state, State::Warning);
+        assert!(
+            item.finding
+                .contains("of 0000:01:00.0 forbids it; that of 0000:02:00.0 could not be read"),
+            "{item:?}"
+        );
+    }
+
+    #[test]
+    fn a_recording_says_of_gpus_what_the_machine_says() {
+        const PARAMETERS: &str = "OtherThing: 5\nEnablePCIERelaxedOrderingMode: 1\nDmaRemapPeerMmio: 0\n";
+        let gpu = "/sys/bus/pci/devices/0000:01:00.0";
+        for (params, control, shown) in [
+            (None, 0, 4096),
+            (Some(""), 0, 4096),
+            (Some(PARAMETERS), 0, 4096),
+            (Some(PARAMETERS), 0x10, 4096),
+            (Some(PARAMETERS), 0, 64), // as much as a user is shown
+            (Some("DmaRemapPeerMmio: 1"), 0, 0),
+        ] {
+            let tree = Tree::new("recorded");
+            tree.port("0000:00:01.0", 1, Some(0x1d))
+                .port("0000:80:01.0", 0x81, None)
+                .function("0000:01:00.0", "0x10de", "0x030200", "0")
+                .file(&format!("{gpu}/config"), &with_control(control)[..shown])
+                .file(
+                    &format!("{gpu}/resource"),
+                    "0x0 0xffffff 0x40200\n0x380000000000 0x38000fffffff 0x14220c\n",
+                )
+                .function("0000:81:00.0", "0x8086", "0x068000", "1")
+                .file("/sys/bus/pci/devices/0000:81:00.0/device", "0x347e") // a bridge that is known
+                .file("/sys/class/iommu/dmar0/version", "1")
+                .file("/sys/module/gdrdrv/version", "2.5")
+                .file("/sys/kernel/iommu_groups/7/type", "DMA")
+                .file("/proc/self/status", "CapEff:\t0000000000000000")
+                .file("/proc/sys/kernel/osrelease", "6.12.1-amd64")
+                .file(VERSION, OPEN);
+            for device in ["0000:01:00.0", "0000:81:00.0"] {
+                let link = tree.0.join(format!("sys/bus/pci/devices/{device}/iommu_group"));
+                std::os::unix::fs::symlink("../../../../kernel/iommu_groups/7", link).unwrap();
+            }
+            if let Some(params) = params {
+                tree.file(PARAMS, params);
+            }
+            let recorded = Described::unpack(&record::describe(&Machine::at(&tree.0))).unwrap();
+            let bridge = recorded
+                .machine()
+                .device("0000:81:00.0".parse().unwrap())
+                .unwrap();
+            let said = items(recorded.machine(), &[bridge]);
+            assert_eq!(
+                said,
+                tree.items("0000:81:00.0"),
+                "{params:?} {control:#x} {shown}"
+            );
+            if params == Some(PARAMETERS) {
+                assert_eq!(named(&said, "gpu-iommu").name, Some("gpu-peer-mmio-unmapped"));
+            }
+            // What was not asked about is not recorded.
+            let text = recorded.machine().text(PARAMS).unwrap_or_default();
+            assert!(!text.contains("OtherThing"), "{text}");
+        }
+    }
+
     #[test]
     fn drivers_and_their_parameters() {
         for (version, kernel, name) in [
@@ -715,18 +855,24 @@ mod tests {
                 "0x0 0xffffff 0x40200\n0x380000000000 0x38000fffffff 0x14220c\n",
             );
         let items = tree.items("0000:81:00.0");
-        assert_eq!(
-            named(&items, "gpu-relaxed-ordering").name,
-            Some("gpu-relaxed-ordering")
-        );
-        // The device's own control has the last word.
+        // The device's own control has the last word, where it can be read.
+        let path = "/sys/bus/pci/devices/0000:01:00.0/config";
+        for config in [None, Some(&with_control(0)[..64])] {
+            if let Some(config) = config {
+                tree.file(path, config);
+            }
+            let items = tree.items("0000:81:00.0");
+            let item = named(&items, "gpu-relaxed-ordering");
+            assert_eq!(item.state, State::Note, "{item:?}");
+            assert!(
+                item.finding
+                    .contains("0000:01:00.0 could not be read, needs root")
+                    && item.remedy.is_some(),
+                "{item:?}"
+            );
+        }
         for (control, state) in [(0x10u16, State::Warning), (0, State::Pass)] {
-            let mut config = vec![0u8; 4096];
-            config[0x34] = 0x60;
-            config[0x60..0x62].copy_from_slice(&[0x01, 0x78]); // another capability first
-            config[0x78..0x7a].copy_from_slice(&[0x10, 0]);
-            config[0x80..0x82].copy_from_slice(&control.to_le_bytes());
-            tree.file("/sys/bus/pci/devices/0000:01:00.0/config", config);
+            tree.file(path, with_control(control));
             assert_eq!(
                 named(&tree.items("0000:81:00.0"), "gpu-relaxed-ordering").state,
                 state,
