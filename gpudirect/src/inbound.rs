@@ -134,7 +134,8 @@ impl PeerBar {
         })
     }
 
-    /// Copies out, by words: both numbers are multiples of 8.
+    /// Copies out, by words: both numbers are multiples of 8. An error once the device has been taken away under an access
+    /// (decoding off, a reset, unplugged): what is read then is nobody's.
     pub fn read(&self, from: u64, to: &mut [u8]) -> Result<(), GpuError> {
         for (at, slot) in (from..).step_by(8).zip(to.chunks_mut(8)) {
             let word: u64 = self
@@ -144,6 +145,14 @@ impl PeerBar {
             let bytes = word.to_le_bytes();
             let take = slot.len();
             slot.copy_from_slice(bytes.get(..take).unwrap_or(&bytes));
+        }
+        if self.map.lost() {
+            return Err(GpuError::new(
+                "gpu-bar-lost",
+                5,
+                "the device's BAR does not answer any more: memory decoding was switched off, or the device was reset or taken away; \
+                 close the window, and map the BAR anew once it answers",
+            ));
         }
         Ok(())
     }

@@ -68,7 +68,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         Scenario {
             name: "peer-bar",
             proves: "a second device's BAR (the stand-in for a GPU) is mapped into the bridge's IOMMU domain, and the other \
-                     host's message lies in it byte for byte, and nothing beside it",
+                     host's message lies in it byte for byte, and nothing beside it; its decoding goes off and on, it is \
+                     reset, and the IOMMU refuses what comes once the mapping is gone",
             bridge: Some(SPR),
             guests: [
                 Machine {
@@ -76,7 +77,10 @@ pub(crate) fn all() -> Vec<Scenario> {
                         "-object",
                         "memory-backend-memfd,id=bar,size=1M,share=on",
                         "-device",
-                        "ivshmem-plain,memdev=bar,addr=7",
+                        // Behind a port of its own: that is what can be reset.
+                        "pcie-root-port,id=second,chassis=7,slot=7,addr=7",
+                        "-device",
+                        "ivshmem-plain,memdev=bar,bus=second",
                     ],
                     ..GUEST
                 },
@@ -84,7 +88,8 @@ pub(crate) fn all() -> Vec<Scenario> {
             ],
             programs: &["lab-inside"],
             script: include_str!("peer-bar.sh"),
-            steps: vec!["bind", "message"],
+            steps: vec!["bind", "message", "decoding", "reset", "unmapped"],
+            tolerates: &["DMAR: [DMA"],
             ..Scenario::BASE
         },
     ]

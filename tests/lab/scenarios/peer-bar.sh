@@ -22,8 +22,6 @@ if [ "$ROLE" = a ]; then
     meet proven 90
     inside_on
     inside_at received 90
-    inside_on
-    end_inside received
     put received yes
 else
     start_inside bar-send ntb:$port --seed "$SEED"
@@ -35,10 +33,46 @@ else
     inside_on
     inside_at sent 90
     get received 90 >/dev/null
-    inside_on
-    end_inside sent
 fi
 for way in a_to_b b_to_a; do
     holds "stores beyond the BAR" [ "$(count $way.fault_unmapped)$(count $way.fault_unreachable)" = 00 ]
 done
+pass
+
+# next_round PLACE: guest a comes to the place, guest b stores the next pattern, and guest a goes on.
+round=0
+next_round() {
+    round=$((round + 1))
+    if [ "$ROLE" = a ]; then
+        inside_on
+        inside_at "$1" 60
+        meet "at-$round" 90
+        get "stored-$round" 90 >/dev/null
+    else
+        meet "at-$round" 90
+        inside_on
+        inside_at "round $round" 90
+        # What was posted has arrived: a count comes after it.
+        count b_to_a.fault_unmapped >/dev/null
+        put "stored-$round" yes
+    fi
+}
+
+# Guest a's second device stops decoding its BAR, which is told, and goes on.
+step decoding
+next_round "open again"
+pass
+
+step reset
+next_round reset
+pass
+
+# The I/O mapping is taken away under an open window.
+step unmapped
+next_round "window onto nothing"
+holds "no store was refused" [ "$(count b_to_a.fault_unmapped)" -gt 0 ]
+[ "$ROLE" = b ] || within 20 "the kernel has logged no fault" sh -c 'dmesg | grep -q "DMAR:.*fault"'
+meet counted
+inside_on
+end_inside trouble
 pass
