@@ -96,6 +96,18 @@ else
     pass
 fi
 
+# Both ends choose, and what they choose is RDMA: it is tried before it is settled on.
+step auto
+if [ "$ROLE" = a ]; then
+    served auto:10.9.7.1:7490
+else
+    meet "served-$STEP"
+    ping_link auto auto:10.9.7.1:7490 --count 200 --timeout 60s
+    put measured yes
+    holds "not RDMA: $(field reason /tmp/ping.json)" grep -q '"kind": *"rdma"' /tmp/ping.json
+fi
+pass
+
 step kill
 [ "$ROLE" = a ] && kills=0 || kills=3
 start_half --seed "$SEED" --kills $kills

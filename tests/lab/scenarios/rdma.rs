@@ -56,12 +56,12 @@ pub(crate) fn all() -> Vec<Scenario> {
     });
     let guests = [("rdma-guests-roce", "rxe"), ("rdma-guests-siw", "siw")].map(|(name, kind)| Scenario {
         name,
-        proves: "over soft-RoCE or siw between two guests: ntb-ping, beside ib_write_lat; options of the address; one side's \
-                 process killed under traffic with every message checked",
+        proves: "over soft-RoCE or siw between two guests: ntb-ping, beside ib_write_lat; options of the address; the \
+                 automatic choice; one side's process killed under traffic with every message checked",
         programs: &["campaign", "ntb-ping"],
         debian: WITH_PERFTEST,
         script: include_str!("rdma-guests.sh"),
-        steps: vec!["ping", "b:options", "b:ratio", "kill"],
+        steps: vec!["ping", "b:options", "b:ratio", "auto", "kill"],
         ..base(kind)
     });
     let troubles = [("rdma-trouble-roce", "rxe"), ("rdma-trouble-siw", "siw")].map(|(name, kind)| Scenario {
