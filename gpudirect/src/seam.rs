@@ -118,6 +118,10 @@ pub trait Gpu: Send + Sync + fmt::Debug {
     /// Stores a word behind everything that the GPU has stored before.
     fn publish(&self, at: u64, word: u64) -> Result<(), GpuError>;
 
+    /// Copies into the GPU's memory and stores a word at `mark` behind the copy: two steps of one stream, with no wait between them.
+    /// Both are done at the end.
+    fn write_then_publish(&self, at: u64, bytes: &[u8], mark: u64, word: u64) -> Result<(), GpuError>;
+
     /// The word at an address in the GPU's memory, with all that a peer had stored before it visible after.
     fn poll(&self, at: u64) -> Result<u64, GpuError>;
 

@@ -307,6 +307,41 @@ fn flushes_follow_the_order_that_the_gpu_promises() {
     assert_eq!(log, ["cuMemcpyDtoH_v2 8", "cuFlushGPUDirectRDMAWrites 0 100"]);
 }
 
+/// The mark goes into the stream right behind the copy; what is waited for comes after both, and after a mark that is refused too,
+/// since the copy may still read its source.
+#[test]
+fn a_mark_follows_its_copy_in_one_stream() {
+    let standin = Standin::new("");
+    let gpu = standin.gpu();
+    let memory = GpuMemory::allocate(&gpu, GPU_PAGE).unwrap();
+    let copy = "cuMemcpyHtoDAsync_v2 16";
+    for (mark, expected) in [
+        (
+            memory.at(),
+            [copy, "cuStreamWriteValue64_v2 flags 0", "cuStreamSynchronize"],
+        ),
+        (
+            memory.at() + 4,
+            [
+                copy,
+                "cuStreamWriteValue64_v2 flags 0 -> 1",
+                "cuStreamSynchronize",
+            ],
+        ),
+    ] {
+        let before = standin.log().len();
+        let result = gpu.write_then_publish(memory.at() + 64, &[7; 16], mark, 5);
+        assert_eq!(result.is_ok(), mark == memory.at(), "{result:?}");
+        assert_eq!(standin.log().split_off(before), expected);
+    }
+    let mut back = [0; 16];
+    memory.read(64, &mut back).unwrap();
+    assert_eq!((gpu.poll(memory.at()).unwrap(), back), (5, [7; 16]));
+    // Without its copy no mark is stored.
+    assert!(gpu.write_then_publish(8, &[7; 16], memory.at(), 6).is_err());
+    assert_eq!(gpu.poll(memory.at()).unwrap(), 5);
+}
+
 #[test]
 fn a_lost_device_is_an_error_everywhere_and_drops_do_not_hang() {
     let standin = Standin::new("");
@@ -320,6 +355,7 @@ fn a_lost_device_is_an_error_everywhere_and_drops_do_not_hang() {
     };
     lost(gpu.poll(memory.at()).map(drop));
     lost(gpu.publish(memory.at(), 1));
+    lost(gpu.write_then_publish(memory.at() + 64, &[1], memory.at(), 1));
     lost(gpu.allocate(4096).map(drop));
     lost(gpu.export(memory.at(), 4096).map(drop));
     lost(memory.write(0, &[1]));

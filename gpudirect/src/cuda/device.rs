@@ -266,6 +266,26 @@ impl Gpu for Cuda {
         check("cuStreamSynchronize", unsafe { (calls.finish_stream)(stream) })
     }
 
+    fn write_then_publish(&self, at: u64, bytes: &[u8], mark: u64, word: u64) -> Result<(), GpuError> {
+        let calls = self.calls()?;
+        let stream = self.inner.stream;
+        // SAFETY: the source is a slice, which the stream reads until it is waited for below. A destination that is not the GPU's is
+        // refused by the driver.
+        let copied = check("cuMemcpyHtoDAsync", unsafe {
+            (calls.copy_in_stream)(at, bytes.as_ptr().cast(), bytes.len(), stream)
+        });
+        let marked = copied.and_then(|()| {
+            // SAFETY: the stream is this object's. Flag 0: the write comes behind the copy.
+            check("cuStreamWriteValue64", unsafe {
+                (calls.stream_write)(stream, mark, word, 0)
+            })
+        });
+        // Whatever became of the mark: the copy may still read the slice.
+        // SAFETY: as above.
+        let finished = check("cuStreamSynchronize", unsafe { (calls.finish_stream)(stream) });
+        marked.and(finished)
+    }
+
     fn poll(&self, at: u64) -> Result<u64, GpuError> {
         let mut word = [0; 8];
         self.read(at, &mut word)?;

@@ -71,6 +71,7 @@ calls! {
         host_unregister "cuMemHostUnregister" (*mut c_void);
         host_pointer "cuMemHostGetDevicePointer_v2" (*mut CUdeviceptr, *mut c_void, c_uint);
         copy_in "cuMemcpyHtoD_v2" (CUdeviceptr, *const c_void, usize);
+        copy_in_stream "cuMemcpyHtoDAsync_v2" (CUdeviceptr, *const c_void, usize, CUstream);
         copy_out "cuMemcpyDtoH_v2" (*mut c_void, CUdeviceptr, usize);
         stream "cuStreamCreate" (*mut CUstream, c_uint);
         end_stream "cuStreamDestroy_v2" (CUstream);

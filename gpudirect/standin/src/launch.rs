@@ -24,7 +24,7 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut Ptr, flags: c_uint) -> c_in
 }
 
 /// Waits for what runs on a stream, without holding the state meanwhile.
-fn finish(stream: Ptr) -> c_int {
+pub(crate) fn finish(stream: Ptr) -> c_int {
     let running = match state().streams.get_mut(&stream.addr()) {
         None => return INVALID_HANDLE,
         Some(running) => running.take(),

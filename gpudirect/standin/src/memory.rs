@@ -8,6 +8,7 @@ use rustix::{
     mm::{MapFlags, ProtFlags},
 };
 
+use crate::launch::finish;
 use crate::state::{
     ALREADY_REGISTERED, Allocation, INVALID_VALUE, NOT_PERMITTED, NOT_REGISTERED, NOT_SUPPORTED, OK,
     OUT_OF_MEMORY, Reach, call,
@@ -251,6 +252,26 @@ fn copy(to: u64, from: u64, bytes: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) -> c_int {
     call(format!("cuMemcpyHtoD_v2 {bytes}"), |s| {
+        if !s.reaches(to, bytes as u64, false) {
+            return INVALID_VALUE;
+        }
+        copy(to, from.expose_provenance() as u64, bytes);
+        OK
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: u64,
+    from: *const c_void,
+    bytes: usize,
+    stream: *mut c_void,
+) -> c_int {
+    let ended = finish(stream);
+    call(format!("cuMemcpyHtoDAsync_v2 {bytes}"), |s| {
+        if ended != OK {
+            return ended;
+        }
         if !s.reaches(to, bytes as u64, false) {
             return INVALID_VALUE;
         }
