@@ -28,13 +28,16 @@ const WHOLE_FILES: [&str; 6] = [
     machine::ASPM,
     machine::GOVERNOR,
 ];
-/// Files of which only lines with these beginnings are taken. A file may be named more than once.
-const LINES: [(&str, &[&str]); 5] = [
+/// Files of which only lines with these beginnings are taken.
+const LINES: [(&str, &[&str]); 4] = [
     (
         gpu::PARAMS,
-        &["EnablePCIERelaxedOrderingMode:", "RegistryDwords:"],
+        &[
+            "EnablePCIERelaxedOrderingMode:",
+            "DmaRemapPeerMmio:",
+            "RegistryDwords:",
+        ],
     ),
-    (gpu::PARAMS, &["DmaRemapPeerMmio:"]),
     (
         "/proc/meminfo",
         &[
@@ -72,12 +75,11 @@ pub fn describe(machine: &Machine) -> Description {
     for path in WHOLE_FILES {
         take(&mut d, machine, path);
     }
-    for (path, _) in LINES {
+    for (path, beginnings) in LINES {
         let Some(text) = machine.text(path) else { continue };
-        let beginnings = LINES.iter().filter(|(p, _)| *p == path).flat_map(|(_, b)| *b);
         let wanted = text
             .lines()
-            .filter(|l| beginnings.clone().any(|b| l.starts_with(b)));
+            .filter(|l| beginnings.iter().any(|b| l.starts_with(b)));
         d.files
             .insert(path.to_owned(), wanted.collect::<Vec<_>>().join("\n"));
     }
