@@ -28,8 +28,8 @@ const RULES: [Rule; 7] = [
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Transport: soft or rdma.
-    #[arg(long, default_value = "soft", value_parser = ["soft", "rdma"])]
+    /// Transport under test; bridges have windows of their own size, and a suite in cargo test.
+    #[arg(long, default_value = "soft", value_parser = ["soft", "tcp", "rdma"])]
     link: String,
     /// Seed of names.
     #[arg(long, default_value_t = 1)]
