@@ -17,7 +17,7 @@ use ntb::{
 use ntb_mem::{export::Exportable, line::LINE_BYTES};
 use ntb_ring::{
     address::Address,
-    channel::{ConnectError, Connection, Options as LinkOptions, Receiver, SendFailure, Sender},
+    channel::{ConnectError, Connection, Options as LinkOptions, Receiver, Sender},
     link::{
         Link, LinkError,
         ntb::{NtbLink, NtbOptions},
@@ -34,14 +34,13 @@ use crate::{
     ends::Outgoing,
     memory::{Exposed, GPU_PAGE, GpuMemory},
     seam::Gpu,
+    stage::send_while,
 };
 
 /// Name of the channel.
 const CHANNEL: &str = "gpu-trial";
 /// Longest wait for the peer at each step.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Time for which room is waited for before the far end is listened to.
-const ASK: Duration = Duration::from_millis(50);
 /// Longest ring at the receiving end, in lines: room for the largest message.
 const LONGEST_RING: u64 = 1 << 18;
 /// Bytes of different messages that are prepared: they come again and again.
@@ -197,23 +196,6 @@ fn connection(link: Box<dyn Link>) -> Result<Connection, GpuError> {
 fn say(tx: &mut Sender, what: u32, bytes: &[u8]) -> Result<u64, GpuError> {
     let sent = tx.send_typed(what, bytes, PATIENCE);
     sent.map_err(|e| GpuError::new(e.name(), 5, e.to_string()))
-}
-
-/// As [`say`], for as long as `goes_on` while there is no room.
-fn say_while(
-    tx: &mut Sender,
-    what: u32,
-    bytes: &[u8],
-    goes_on: &mut dyn FnMut() -> bool,
-) -> Result<(), GpuError> {
-    let begin = Instant::now();
-    loop {
-        match tx.send_typed(what, bytes, ASK) {
-            Ok(_) => return Ok(()),
-            Err(SendFailure::TimedOut { .. }) if begin.elapsed() < PATIENCE && goes_on() => {}
-            Err(e) => return Err(GpuError::new(e.name(), 5, e.to_string())),
-        }
-    }
 }
 
 fn hear(rx: &mut Receiver, patience: Duration) -> Result<(u32, Vec<u8>), GpuError> {
@@ -533,7 +515,9 @@ impl Sending {
 
     fn pattern(&mut self, goes_on: &mut dyn FnMut() -> bool) -> Result<(), GpuError> {
         match self {
-            Self::Host(tx, _, proof) => say_while(tx, PATTERN, &content(u64::MAX, *proof), goes_on),
+            Self::Host(tx, _, proof) => {
+                send_while(tx, PATTERN, &content(u64::MAX, *proof), PATIENCE, goes_on)
+            }
             Self::Gpu {
                 tx, pattern, proof, ..
             } => {
@@ -557,7 +541,7 @@ impl Sending {
             Self::Host(tx, batch, _) => {
                 let mut sent = 0;
                 for bytes in batch.iter().take(most as usize) {
-                    say_while(tx, DATA, bytes, goes_on)?;
+                    send_while(tx, DATA, bytes, PATIENCE, goes_on)?;
                     sent += 1;
                 }
                 Ok(sent)

@@ -51,15 +51,12 @@ use crate::{
     pace::Pace,
     proof::LOOK_FOR,
     seam::Gpu,
-    stage::Stage,
+    stage::{ASK, Stage},
 };
 
 /// Why two GPUs do not store into each other's memory unasked.
 pub const BOTH_WAYS: &str = "two GPUs store into each other's memory: NVIDIA's driver names a deadlock for devices that write through \
                              each other's BAR1 at once, keeps GPUs of one machine from it, and cannot see two GPUs behind a bridge";
-
-/// Time for which the far end is waited for before the caller is asked whether to go on.
-const ASK: Duration = Duration::from_millis(50);
 
 /// How ends on a GPU are run.
 #[derive(Clone, Copy, Debug)]

@@ -28,7 +28,25 @@ use crate::{
 /// Time between two looks for what the kernel has stored.
 const SLICE: Duration = Duration::from_micros(20);
 /// Time for which the peer is waited for before the caller is asked whether to go on.
-const ASK: Duration = Duration::from_millis(50);
+pub(crate) const ASK: Duration = Duration::from_millis(50);
+
+/// Sends a message; waits for room for `patience` at the most, and for as long as `goes_on`, which is asked again and again.
+pub(crate) fn send_while(
+    sender: &mut Sender,
+    message_type: u32,
+    bytes: &[u8],
+    patience: Duration,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Result<(), GpuError> {
+    let begin = Instant::now();
+    loop {
+        match sender.send_typed(message_type, bytes, ASK.min(patience)) {
+            Ok(_) => return Ok(()),
+            Err(SendFailure::TimedOut { .. }) if begin.elapsed() < patience && goes_on() => {}
+            Err(e) => return Err(GpuError::new(e.name(), 5, e.to_string())),
+        }
+    }
+}
 
 /// A ring between a GPU and the processor.
 #[derive(Debug)]
@@ -96,18 +114,9 @@ impl Stage {
                 match consumer.try_recv(buf) {
                     Ok(got) => {
                         let bytes = buf.get(..got.len).unwrap_or(&[]);
-                        let since = Instant::now();
-                        loop {
-                            match sender.send_typed(got.message_type, bytes, ASK.min(patience)) {
-                                Ok(_) => gone += 1,
-                                Err(SendFailure::TimedOut { .. })
-                                    if since.elapsed() < patience && goes_on() =>
-                                {
-                                    continue;
-                                }
-                                Err(e) => failed = Some(GpuError::new(e.name(), 5, e.to_string())),
-                            }
-                            break;
+                        match send_while(sender, got.message_type, bytes, patience, goes_on) {
+                            Ok(()) => gone += 1,
+                            Err(e) => failed = Some(e),
                         }
                     }
                     Err(RecvError::Empty) => break,

@@ -614,13 +614,40 @@ fn a_link_without_gpu_memory_says_why_by_its_kind() {
     }
 }
 
+/// A GPU at each end of a link that exports memory of both.
+struct TwoGpus {
+    standins: [Standin; 2],
+    gpus: [Arc<dyn Gpu>; 2],
+    memories: [Arc<Exposed>; 2],
+    near: Connection,
+    far: Connection,
+}
+
+impl TwoGpus {
+    fn new() -> Self {
+        let standins = [Standin::new(""), Standin::new("")];
+        let gpus = [standins[0].gpu(), standins[1].gpu()];
+        let memories = [exposed(&gpus[0], Way::DmaBuf), exposed(&gpus[1], Way::DmaBuf)];
+        let [a, b] = exporting_pair(&memories);
+        Self {
+            standins,
+            gpus,
+            memories,
+            near: connect(a),
+            far: connect(b),
+        }
+    }
+}
+
 #[test]
 fn nothing_is_sent_into_a_gpu_before_the_first_message_of_the_life_was_taken() {
-    let standins = [Standin::new(""), Standin::new("")];
-    let gpus = [standins[0].gpu(), standins[1].gpu()];
-    let memories = [exposed(&gpus[0], Way::DmaBuf), exposed(&gpus[1], Way::DmaBuf)];
-    let [a, b] = exporting_pair(&memories);
-    let (near, far) = (connect(a), connect(b));
+    let TwoGpus {
+        standins,
+        gpus,
+        memories: _memories,
+        near,
+        far,
+    } = TwoGpus::new();
     let (mut tx, own_rx) = near.channel("c", SPEC).unwrap();
     let (far_tx, mut rx) = far.channel_at("c", SPEC, Place::Exported).unwrap();
     tx.wait_connected(LONG).unwrap();
@@ -691,11 +718,13 @@ fn credits_of_kernels_that_do_not_arrive_stop_nobody() {
 
 #[test]
 fn two_gpus_do_not_store_into_each_other_unasked_and_a_stall_is_told_with_the_reason() {
-    let standins = [Standin::new(""), Standin::new("")];
-    let gpus = [standins[0].gpu(), standins[1].gpu()];
-    let memories = [exposed(&gpus[0], Way::DmaBuf), exposed(&gpus[1], Way::DmaBuf)];
-    let [a, b] = exporting_pair(&memories);
-    let (near, far) = (connect(a), connect(b));
+    let TwoGpus {
+        standins,
+        gpus,
+        memories,
+        near,
+        far,
+    } = TwoGpus::new();
     let (mut tx, own_rx) = near.channel_at("c", SPEC, Place::Exported).unwrap();
     let (mut far_tx, mut rx) = far.channel_at("c", SPEC, Place::Exported).unwrap();
     far_tx.wait_connected(LONG).unwrap();

@@ -69,7 +69,7 @@ pub(crate) fn all() -> Vec<Scenario> {
             name: "peer-bar",
             proves: "a second device's BAR (the stand-in for a GPU) is mapped into the bridge's IOMMU domain, and the other \
                      host's message lies in it byte for byte, and nothing beside it; its decoding goes off and on, it is \
-                     reset, and the IOMMU refuses what comes once the mapping is gone",
+                     reset, and what comes once the mapping is gone is refused",
             bridge: Some(SPR),
             guests: [
                 Machine {
