@@ -261,7 +261,8 @@ fn fit(peer: &Hello, device: &Device, options: &RdmaOptions, mtu: u32) -> Result
         return Err(failed(
             "rdma-no-manager",
             3,
-            "rdma_cm is needed and not both sides have it (librdmacm.so.1, the module rdma_ucm and /dev/infiniband/rdma_cm)",
+            "rdma_cm is needed and not both sides offer it: it takes librdmacm.so.1, the module rdma_ucm and /dev/infiniband/rdma_cm, \
+             an answer when it was last tried, and neither mtu nor sl set, which it finds by itself",
         ));
     }
     Ok(manager)
